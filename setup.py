@@ -1,0 +1,21 @@
+"""Builds the C kernels of the head. They are optional: without a compiler the package installs without them."""
+
+import sys
+
+from setuptools import Extension, setup
+
+FLAGS = ["-O3", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fassociative-math", "-fno-signed-zeros"]
+OPENMP = ["-fopenmp"] if sys.platform == "linux" else []  # Apple's compiler has none: one thread there
+
+setup(
+    ext_modules=[
+        Extension(
+            "spcp.contributions._kernels",  # a plain library, loaded with ctypes
+            ["src/spcp/contributions/kernels.c"],
+            extra_compile_args=FLAGS + OPENMP,
+            extra_link_args=OPENMP,
+            libraries=["m"],
+            optional=True,
+        )
+    ]
+)

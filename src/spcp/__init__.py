@@ -1,0 +1,16 @@
+"""spcp: out-of-distribution detection by shaping parameter contribution patterns."""
+
+from .contributions import Explanation as Explanation
+from .contributions import Pattern as Pattern
+from .contributions import Sparsity as Sparsity
+from .contributions import SPCPLinear as SPCPLinear
+from .contributions import apply_spcp as apply_spcp
+from .contributions import clip_contributions as clip_contributions
+from .contributions import contribution_pattern as contribution_pattern
+from .contributions import contribution_quantile as contribution_quantile
+from .contributions import explain as explain
+from .contributions import find_classifier as find_classifier
+from .contributions import remove_spcp as remove_spcp
+from .contributions import sparsity as sparsity
+
+__version__ = "0.1.0.dev0"

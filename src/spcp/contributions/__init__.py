@@ -1,0 +1,14 @@
+"""The paper's idea: contributions, their quantile, their bound, and the head made of them. Needs torch alone."""
+
+from .clip import clip_contributions as clip_contributions
+from .head import SPCPLinear as SPCPLinear
+from .patterns import Explanation as Explanation
+from .patterns import Pattern as Pattern
+from .patterns import Sparsity as Sparsity
+from .patterns import contribution_pattern as contribution_pattern
+from .patterns import explain as explain
+from .patterns import sparsity as sparsity
+from .quantile import contribution_quantile as contribution_quantile
+from .surgery import apply_spcp as apply_spcp
+from .surgery import find_classifier as find_classifier
+from .surgery import remove_spcp as remove_spcp

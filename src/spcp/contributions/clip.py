@@ -1,0 +1,121 @@
+"""The linear classifier with bounded contributions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from . import ops  # noqa: F401  (registers torch.ops.spcp)
+
+# torch.export has its own flag only since 2.7; before, it counts as compiling.
+_is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+
+# Contributions of one sample that an exported graph holds at a time (1 MB in float32).
+_EXPORT_CHUNK = 1 << 18
+
+
+def clip_contributions(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor | float) -> Tensor:
+    """Logits of a linear classifier whose contributions are bounded from above.
+
+        z[..., k] = sum_d min(W[k,d] * h[..., d], threshold) + b[k]
+
+    The gradient passes where `W[k,d] * h[d] <= threshold` (at a tie too), is 0 elsewhere, and does not reach
+    `threshold`. The (batch, K, D) contributions are never held in memory. Half-precision inputs are computed in
+    float32; under autocast so is everything, and the logits are float32: scores need the resolution.
+
+    Args:
+        h: features, (..., D), of any sign.
+        W: classifier weights, (K, D).
+        b: classifier bias, (K,), or None. It is never clipped.
+        threshold: the bound, a number or a tensor of one element.
+
+    Returns:
+        Logits, (..., K).
+
+    Example:
+        >>> h, W = torch.tensor([[1.0, 2.0]]), torch.tensor([[1.0, 3.0], [-5.0, 1.0]])
+        >>> clip_contributions(h, W, None, threshold=1.5)  # contributions [1, 6] and [-5, 2]
+        tensor([[ 2.5000, -3.5000]])
+    """
+    dtype = check_classifier(h, W, b)
+    if isinstance(threshold, float) and math.isnan(threshold):
+        raise ValueError("threshold is NaN; it must be a number.")
+    lam = torch.as_tensor(threshold, dtype=dtype, device=h.device).detach()
+    if lam.dim():
+        if lam.numel() != 1:
+            raise ValueError(f"threshold has shape {tuple(lam.shape)}; it must be a single number.")
+        lam = lam.reshape(())
+    if torch.is_autocast_enabled(h.device.type):
+        with torch.autocast(h.device.type, enabled=False):
+            return _clip(_cast(h, dtype), _cast(W, dtype), None if b is None else _cast(b, dtype), lam)
+    z = _clip(_cast(h, dtype), _cast(W, dtype), None if b is None else _cast(b, dtype), lam)
+    return _cast(z, h.dtype)
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x if x.dtype == dtype else x.to(dtype)  # a call of `to` that does nothing still takes its time
+
+
+def check_classifier(h: Tensor, W: Tensor, b: Tensor | None = None) -> torch.dtype:
+    """Check that the three make a linear layer; return the dtype to compute in (float32 or float64)."""
+    dtypes = {x.dtype for x in (h, W, b) if x is not None}
+    for name, x in (("h", h), ("W", W), ("b", b)):
+        if x is not None and not x.is_floating_point():
+            raise TypeError(f"{name} is of dtype {x.dtype}; convert it to a floating point dtype.")
+    if len(dtypes) > 1 and not torch.is_autocast_enabled(h.device.type):
+        raise TypeError(f"h, W and b are of several dtypes, {dtypes}; convert them to one.")
+    if W.dim() != 2 or 0 in W.shape:
+        raise ValueError(f"W has shape {tuple(W.shape)}; it must be (K, D), one row of weights for each class.")
+    if h.dim() == 0 or h.shape[-1] != W.shape[1]:
+        raise ValueError(f"h has shape {tuple(h.shape)}; its last dimension must be D = {W.shape[1]}, as W's is.")
+    if b is not None and b.shape != W.shape[:1]:
+        raise ValueError(
+            f"b has shape {tuple(b.shape)}; it must be (K,), one number for each of W's {W.shape[0]} rows."
+        )
+    return torch.float64 if torch.float64 in dtypes else torch.float32
+
+
+def _clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
+    if _is_exporting():
+        return _clip_in_aten(h, W, b, threshold)
+    rows = h if h.dim() == 2 else h.reshape(-1, h.shape[-1])  # (B, D)
+    if torch.is_grad_enabled() and (h.requires_grad or W.requires_grad or (b is not None and b.requires_grad)):
+        z = _Clip.apply(rows, W, b, threshold)
+    else:
+        z = torch.ops.spcp.clip(rows, W, b, threshold)  # (B, K)
+    return z if h.dim() == 2 else z.reshape(*h.shape[:-1], W.shape[0])
+
+
+def _clip_in_aten(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
+    """The formula in standard operators, so that an exported program runs without this library.
+
+    A few classes at a time, and only those: the batch may be a symbol.
+    """
+    step = max(1, _EXPORT_CHUNK // W.shape[1])
+    sums = []
+    for k in range(0, W.shape[0], step):
+        c = h.unsqueeze(-2) * W[k : k + step]  # (..., step, D)
+        sums.append(torch.where(c > threshold, threshold, c).sum(-1))
+    z = torch.cat(sums, -1)  # (..., K)
+    return z if b is None else z + b
+
+
+class _Clip(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
+        ctx.save_for_backward(h, W, threshold)
+        return torch.ops.spcp.clip(h, W, b, threshold)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        h, W, threshold = ctx.saved_tensors
+        need_h, need_W, need_b, _ = ctx.needs_input_grad
+        grad_h = grad_W = None
+        if need_h or need_W:
+            grad_h, grad_W = torch.ops.spcp.clip_grad(g, h, W, threshold, need_h, need_W)
+        return grad_h if need_h else None, grad_W if need_W else None, g.sum(0) if need_b else None, None

@@ -1,0 +1,63 @@
+"""The kernels in plain PyTorch: right on every device and dtype, and slow.
+
+They serve where no faster ones do (float64, a CPU without the compiled kernels, devices without Triton), in
+chunks, so that no more than `CHUNK` contributions (or those of a single sample) exist at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+CHUNK = 1 << 22  # contributions held at a time: 16 MB in float32
+
+
+def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
+    """`z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`"""
+    z = h.new_empty(h.shape[0], W.shape[0])  # (B, K)
+    for rows, classes in _chunks(h, W):
+        c = h[rows, None, :] * W[classes]  # (rows, classes, D)
+        z[rows, classes] = torch.where(c > threshold, threshold, c).sum(-1)
+    return z if b is None else z.add_(b)
+
+
+def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, need_W: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of `clip` by `h` and `W`, for the gradient `g` by its result; empty where not needed."""
+    grad_h = torch.zeros_like(h) if need_h else h.new_empty(0)
+    grad_W = torch.zeros_like(W) if need_W else W.new_empty(0)
+    for rows, classes in _chunks(h, W):
+        cut = h[rows, None, :] * W[classes] > threshold  # (rows, classes, D)
+        passed = g[rows, classes, None].masked_fill(cut, 0)  # (rows, classes, D)
+        if need_h:
+            grad_h[rows] += (passed * W[classes]).sum(1)
+        if need_W:
+            grad_W[classes] += (passed * h[rows, None, :]).sum(0)
+    return grad_h, grad_W
+
+
+def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
+    """Per sample, the quantile `level` of its K*D contributions, linearly interpolated."""
+    n = W.numel()
+    position = level * (n - 1)
+    lower = min(int(position), max(n - 2, 0))
+    fraction, rank = position - lower, n - 1 - lower  # rank: places from the largest, which is 0
+    out = h.new_empty(h.shape[0])
+    for start in range(0, h.shape[0], max(1, CHUNK // n)):
+        rows = slice(start, start + max(1, CHUNK // n))
+        c = (h[rows, None, :] * W).flatten(1)  # (rows, K*D)
+        largest = c.topk(rank + 1).values
+        out[rows] = torch.lerp(largest[:, rank], largest[:, max(rank - 1, 0)], fraction)
+    finite = h.isfinite().all(1) & W.isfinite().all()
+    return out.masked_fill_(~finite, torch.nan)
+
+
+def _chunks(h: Tensor, W: Tensor) -> Iterator[tuple[slice, slice]]:
+    """Slices of samples and of classes whose contributions number at most `CHUNK`."""
+    (B, D), K = h.shape, W.shape[0]
+    classes = min(K, max(1, CHUNK // D))
+    rows = max(1, CHUNK // (classes * D))
+    for b in range(0, B, rows):
+        for k in range(0, K, classes):
+            yield slice(b, b + rows), slice(k, k + classes)

@@ -1,0 +1,300 @@
+"""The SPCP head: a linear classifier that bounds its contributions by a threshold it learns while training."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .clip import clip_contributions
+from .quantile import contribution_quantile
+
+Truncate = Literal["both", "train", "infer", "neither"]
+
+HYPERPARAMETERS = ("rho_norm", "beta", "total_steps", "initial_threshold", "truncate", "subset")
+PAPER_BETA, PAPER_STEPS = 0.999, 39100  # CIFAR: 100 epochs of 391 steps
+FADED = 1e-6  # share of the initial threshold that no longer counts
+CHECK_EVERY = 100  # training steps between two looks at a GPU's threshold: each look waits for the GPU
+
+
+class SPCPLinear(nn.Linear):
+    """`nn.Linear` with contributions bounded from above, at training and at inference.
+
+        z_k = sum_d min(W[k,d] * h[d], threshold) + b_k
+        threshold <- beta * threshold + (1 - beta) * mean_b Top(rho, W * h_b)     (each training step, before the clip)
+
+    where `Top(rho, .)` is the value at which the top `rho = 100 * rho_norm / K` percent of a sample's K*D
+    contributions start. Outside training mode the threshold stands still. Under data parallelism the mean is that
+    of the global batch, so every replica has the same threshold.
+
+    The state dict holds the threshold and the hyperparameters, so a checkpoint says how it was trained; that of an
+    `nn.Linear` loads as well, and leaves both as they are.
+
+    Args:
+        in_features: D.
+        out_features: K, the number of classes.
+        bias: as in `nn.Linear`; it is never clipped.
+        rho_norm: how much to cut, 0 to K; about `rho_norm * D` contributions of a sample exceed the threshold.
+            The paper's grid is 0.1 0.2 0.3 0.4 0.5 1 2 3 5. With 0 the layer is a plain `nn.Linear`.
+        beta: share of the old threshold kept at each step. By default it follows `total_steps`; 1 fixes the
+            threshold at `initial_threshold`.
+        total_steps: forward passes in training mode that the run will make (each micro-batch counts). By default
+            `beta = 0.999 ** (39100 / total_steps)`, which is the paper's 0.999 at the paper's length: with 0.999 in
+            a short run the initial threshold would never fade and nothing would ever be cut.
+        initial_threshold: where the threshold starts, high, as a warm-up.
+        truncate: the stages at which contributions are cut: "both", "train", "infer" or "neither". The threshold
+            is followed in each case.
+        subset: estimate on this many random samples of the batch instead of all.
+        device: as in `nn.Linear`.
+        dtype: as in `nn.Linear`. The threshold itself is float32 at least.
+
+    Example:
+        >>> head = SPCPLinear(512, 10, rho_norm=3.0, total_steps=5000)
+        >>> logits = head(torch.rand(128, 512))  # training mode: updates head.threshold, then cuts
+        >>> logits = head.eval()(torch.rand(128, 512))  # cuts at the threshold as it is
+    """
+
+    threshold: Tensor
+    updates: Tensor  # steps that moved the threshold
+    nonfinite: Tensor  # whether a step did not, because its features or the weights were not finite
+    rho_norm: float
+    beta: float
+    total_steps: int | None
+    initial_threshold: float
+    truncate: Truncate
+    subset: int | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        rho_norm: float,
+        beta: float | None = None,
+        total_steps: int | None = None,
+        initial_threshold: float = 1000.0,
+        truncate: Truncate = "both",
+        subset: int | None = None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self._set_up(
+            rho_norm=rho_norm,
+            beta=beta,
+            total_steps=total_steps,
+            initial_threshold=initial_threshold,
+            truncate=truncate,
+            subset=subset,
+        )
+
+    @classmethod
+    def convert_(cls, linear: nn.Linear, **options: Any) -> SPCPLinear:
+        """Turn an `nn.Linear` into an SPCP head in place: the same object, with the same parameters and hooks."""
+        if type(linear) is not nn.Linear:
+            raise TypeError(f"{type(linear).__name__} is not a plain nn.Linear, so it cannot become an SPCP head.")
+        check_hyperparameters(linear.out_features, **options)
+        linear.__class__ = cls
+        assert isinstance(linear, cls)
+        linear._set_up(**options)
+        return linear
+
+    def revert_(self) -> nn.Linear:
+        """Turn this head into the plain `nn.Linear` it would be without SPCP, in place."""
+        for name in ("threshold", "updates", "nonfinite"):
+            delattr(self, name)
+        for name in (*HYPERPARAMETERS, "_unchecked", "_said"):
+            delattr(self, name)
+        self.__class__ = nn.Linear  # type: ignore[assignment]
+        return self
+
+    def _set_up(self, **options: Any) -> None:
+        check_hyperparameters(self.out_features, **options)
+        if options["beta"] is None:
+            steps = options["total_steps"] or PAPER_STEPS
+            options["beta"] = PAPER_BETA ** (PAPER_STEPS / steps)
+        self.__dict__.update(options)
+        device, dtype = self.weight.device, torch.promote_types(self.weight.dtype, torch.float32)
+        self.register_buffer("threshold", torch.tensor(self.initial_threshold, device=device, dtype=dtype))
+        self.register_buffer("updates", torch.tensor(0, device=device))
+        self.register_buffer("nonfinite", torch.tensor(False, device=device), persistent=False)
+        self._unchecked = 0  # steps since the last look at the buffers
+        self._said: set[str] = set()  # subjects of the warnings given
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Logits, (..., K), for features (..., D)."""
+        if self.training and self.is_adaptive and not _is_recomputing():
+            self._follow(input.detach())
+        if self.rho_norm == 0 or self.truncate not in ("both", "train" if self.training else "infer"):
+            return F.linear(input, self.weight, self.bias)
+        # The copy is what the backward pass will see, whatever further steps do to the threshold before it.
+        threshold = self.threshold.clone() if self.training else self.threshold
+        return clip_contributions(input, self.weight, self.bias, threshold)
+
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether training moves the threshold."""
+        return self.rho_norm > 0 and self.beta < 1
+
+    @property
+    def initial_share(self) -> float:
+        """How much of the initial threshold is still in the present one: `beta ** updates`."""
+        return float(self.beta ** self.updates.item())
+
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether more of the threshold is left of its initial value than was learned: then next to nothing is cut."""
+        share = self.initial_share
+        residual = share * self.initial_threshold
+        return FADED < share < 1 and residual > (self.threshold.item() - residual) / (1 - share)
+
+    def _follow(self, h: Tensor) -> None:
+        """Move the threshold towards the mean, over the global batch, of the samples' quantiles."""
+        h = h.reshape(-1, h.shape[-1])  # (B, D)
+        if self.subset is not None and self.subset < h.shape[0]:
+            h = h[torch.randperm(h.shape[0], device=h.device)[: self.subset]]
+        quantiles = contribution_quantile(h, self.weight, 1 - self.rho_norm / self.out_features)  # (B,)
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+            total = torch.stack([quantiles.sum(), quantiles.new_full((), h.shape[0])])  # sum and count
+            dist.all_reduce(total)
+            estimate = total[0] / total[1]
+        elif h.shape[0] == 0:
+            return
+        else:
+            estimate = quantiles.mean()
+        # What is not finite never enters. On a CPU that is said at once; elsewhere it is noted, since to ask a GPU
+        # is to wait for it, and said at the next look.
+        if h.device.type != "cpu" or torch.compiler.is_compiling():
+            finite = estimate.isfinite()
+            self.nonfinite.logical_or_(~finite)
+            moved = self.threshold * self.beta + estimate * (1 - self.beta)
+            self.threshold.copy_(torch.where(finite, moved, self.threshold))
+            self.updates.add_(finite)
+        elif math.isfinite(estimate.item()):
+            self.threshold.mul_(self.beta).add_(estimate, alpha=1 - self.beta)
+            self.updates.add_(1)
+        else:
+            self.nonfinite.fill_(True)
+        if not torch.compiler.is_compiling():
+            self._unchecked += 1
+            if h.device.type == "cpu" or self._unchecked >= CHECK_EVERY:
+                self._check()
+
+    def _check(self) -> None:
+        """Look at the buffers (which waits for a GPU) and speak up."""
+        self._unchecked = 0
+        threshold = self.threshold.item()
+        if self.nonfinite.item():
+            self.nonfinite.fill_(False)
+            raise ValueError(
+                f"SPCPLinear met features or weights that are not finite while training; its threshold was left at "
+                f"{threshold:.6g}. Look for NaN in the input, or lower the learning rate."
+            )
+        share = self.initial_share
+        # Zero or less, or above it only by what is left of the initial threshold (and a hundredth, for rounding).
+        if threshold <= 0 or (share < FADED and threshold <= 1.01 * share * self.initial_threshold):
+            self._say_once(
+                "not positive",
+                f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. rho_norm = "
+                f"{self.rho_norm:g} is large for {self.out_features} classes; a smaller one cuts less.",
+            )
+
+    def _say_once(self, subject: str, warning: str) -> None:
+        if subject not in self._said:
+            self._said.add(subject)
+            warnings.warn(warning, stacklevel=2)
+
+    def train(self, mode: bool = True) -> SPCPLinear:
+        """As in `nn.Module`; when training gives way to evaluation, say what went wrong with the threshold."""
+        if self.training and not mode and self.is_adaptive and not self.threshold.is_meta:
+            self._check()
+            over = self.total_steps is None or int(self.updates.item()) >= self.total_steps
+            if over and self.is_warming_up:
+                self._say_once(
+                    "warming up",
+                    f"The SPCP threshold is still {self.threshold.item():.3g} after {self.updates.item()} steps, "
+                    f"mostly its initial {self.initial_threshold:g}: if training ends here, SPCP did nothing. Pass "
+                    f"total_steps, the number of training steps, so that beta fits the length of the run.",
+                )
+        return super().train(mode)
+
+    def reset_parameters(self) -> None:
+        """As in `nn.Linear`; the threshold too starts anew."""
+        super().reset_parameters()
+        if "threshold" in self._buffers:  # not yet while nn.Linear constructs itself
+            self.threshold.fill_(self.initial_threshold)
+            self.updates.zero_()
+            self.nonfinite.zero_()
+
+    def get_extra_state(self) -> Tensor:
+        """The hyperparameters as JSON in a tensor of bytes, which every checkpoint format can hold."""
+        text = json.dumps({name: getattr(self, name) for name in HYPERPARAMETERS})
+        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Take over the hyperparameters of a checkpoint."""
+        options = json.loads(bytes(state.tolist()))
+        check_hyperparameters(self.out_features, **options)
+        self.__dict__.update(options)
+
+    def _load_from_state_dict(
+        self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
+        missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
+    ) -> None:  # fmt: skip
+        own = [prefix + name for name in ("threshold", "updates", "_extra_state")]
+        missing: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+        plain = not any(key in state_dict for key in own)  # the checkpoint of an nn.Linear lacks all three
+        missing_keys += [key for key in missing if not (plain and key in own)]
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SPCPLinear:
+        """Keep the threshold in float32 at least: a moving average in half precision stands still."""
+        threshold = self.threshold
+        super()._apply(fn, recurse)
+        dtype = torch.promote_types(self.weight.dtype, torch.float32)
+        if self.threshold.dtype != dtype:
+            self.threshold = threshold.to(device=self.threshold.device, dtype=dtype)
+        return self
+
+    def extra_repr(self) -> str:
+        """As in `nn.Linear`, with the hyperparameters."""
+        options = f"rho_norm={self.rho_norm:g}, beta={self.beta:.6g}, truncate={self.truncate!r}"
+        return f"{super().extra_repr()}, {options}" + (f", subset={self.subset}" if self.subset else "")
+
+
+def check_hyperparameters(
+    K: int,
+    *,
+    rho_norm: float,
+    beta: float | None,
+    total_steps: int | None,
+    initial_threshold: float,
+    truncate: str,
+    subset: int | None,
+) -> None:
+    """Raise a `ValueError` that names the first one that is out of range."""
+    if not 0 <= rho_norm <= K:
+        raise ValueError(f"rho_norm is {rho_norm}; it must lie between 0 and {K}, the number of classes.")
+    if beta is not None and not 0 <= beta <= 1:
+        raise ValueError(f"beta is {beta}; it must lie between 0 and 1.")
+    if total_steps is not None and total_steps < 1:
+        raise ValueError(f"total_steps is {total_steps}; it must be at least 1.")
+    if math.isnan(initial_threshold):
+        raise ValueError("initial_threshold is NaN; it must be a number.")
+    if truncate not in ("both", "train", "infer", "neither"):
+        raise ValueError(f"truncate is {truncate!r}; it must be 'both', 'train', 'infer' or 'neither'.")
+    if subset is not None and subset < 1:
+        raise ValueError(f"subset is {subset}; it must be at least 1 sample.")
+
+
+def _is_recomputing() -> bool:
+    """Whether this forward pass runs inside a backward pass: activation checkpointing computes it again."""
+    return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -1,0 +1,73 @@
+"""The compiled CPU kernels (`kernels.c`): float32, on as many threads as torch uses."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# Below this many classes one fused pass beats a GEMM and its correction (benchmarks/head.py).
+FEW_CLASSES = 256
+
+
+def _load() -> ctypes.CDLL | None:
+    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
+        path = Path(__file__).with_name("_kernels" + suffix)
+        if path.exists():
+            library = ctypes.CDLL(str(path))
+            pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+            sizes = [integer, integer, integer, ctypes.c_int]  # B, D, K, threads
+            library.spcp_clip.argtypes = [pointer, pointer, pointer, real, pointer, *sizes]
+            library.spcp_excess.argtypes = [pointer, pointer, real, pointer, *sizes]
+            library.spcp_excess_grad.argtypes = [pointer, pointer, pointer, real, pointer, pointer, *sizes]
+            library.spcp_quantile.argtypes = [pointer, pointer, ctypes.c_double, pointer, *sizes]
+            return library
+    return None
+
+
+_library = _load()
+
+
+def available() -> bool:
+    """Whether the kernels were compiled when the package was installed (it takes a C compiler)."""
+    return _library is not None
+
+
+def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
+    """`z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`"""
+    h, W, lam = h.contiguous(), W.contiguous(), threshold.item()
+    if lam == torch.inf or W.shape[0] >= FEW_CLASSES:
+        z = torch.nn.functional.linear(h, W, b)  # (B, K)
+        if lam < torch.inf:
+            _run("spcp_excess", h, W, lam, z)
+    else:
+        z = h.new_empty(h.shape[0], W.shape[0])  # (B, K)
+        _run("spcp_clip", h, W, None if b is None else b.contiguous(), lam, z)
+    return z
+
+
+def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, need_W: bool) -> tuple[Tensor, Tensor]:
+    """The gradients of `clip`: those of a linear layer, less what would flow through the contributions cut."""
+    g, h, W, lam = g.contiguous(), h.contiguous(), W.contiguous(), threshold.item()
+    grad_h = g @ W if need_h else h.new_empty(0)
+    grad_W = g.t() @ h if need_W else W.new_empty(0)
+    if lam < torch.inf:
+        _run("spcp_excess_grad", h, W, g, lam, grad_h, grad_W)
+    return grad_h, grad_W
+
+
+def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
+    """Per sample, the quantile `level` of its K*D contributions, linearly interpolated."""
+    out = h.new_empty(h.shape[0])
+    _run("spcp_quantile", h.contiguous(), W.contiguous(), level, out)
+    return out
+
+
+def _run(kernel: str, h: Tensor, W: Tensor, *rest: Tensor | float | None) -> None:
+    """Call a kernel with the addresses of its tensors (NULL for None and for empty ones)."""
+    arguments = (x.data_ptr() if isinstance(x, Tensor) else x for x in (h, W, *rest))
+    if getattr(_library, kernel)(*arguments, *h.shape, W.shape[0], torch.get_num_threads()):
+        raise MemoryError(f"{kernel}: no memory left for a batch of shape {tuple(h.shape)}; use a smaller batch.")

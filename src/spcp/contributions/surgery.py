@@ -1,0 +1,164 @@
+"""Surgery: give any classifier an SPCP head, in place, and take it away again."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import torch
+from torch import fx, nn
+
+from .head import SPCPLinear, Truncate
+
+Model = TypeVar("Model", bound=nn.Module)
+
+# Where torchvision and Hugging Face keep the classifier: the layer itself, or a small module that ends in it.
+USUAL_NAMES = ("fc", "classifier", "head", "heads", "score")
+
+
+def apply_spcp(
+    model: Model,
+    rho_norm: float,
+    total_steps: int | None = None,
+    classifier: str | None = None,
+    optimizer: torch.optim.Optimizer | None = None,
+    *,
+    beta: float | None = None,
+    initial_threshold: float = 1000.0,
+    truncate: Truncate = "both",
+    subset: int | None = None,
+) -> Model:
+    """Turn the last layer of a classifier into an SPCP head, in place.
+
+    The layer stays the same object with the same parameters, so hooks, wrappers and an optimizer built before stay
+    bound to it.
+
+    Args:
+        model: any model whose logits come out of an `nn.Linear`: one's own, timm's, torchvision's, Hugging Face's.
+        rho_norm: how much to cut, see `SPCPLinear`.
+        total_steps: training steps of the run, from which the pace of the threshold follows, see `SPCPLinear`.
+        classifier: the dotted name of the layer, where it cannot be found.
+        optimizer: checked to hold the head's parameters: one that does not would train without the head.
+        beta: see `SPCPLinear`, as the rest.
+        initial_threshold: see `SPCPLinear`.
+        truncate: see `SPCPLinear`.
+        subset: see `SPCPLinear`.
+
+    Returns:
+        The model itself.
+
+    Example:
+        >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        >>> apply_spcp(model, rho_norm=1.0, total_steps=1000)[-1]
+        SPCPLinear(in_features=32, out_features=10, bias=True, rho_norm=1, beta=0.961636, truncate='both')
+    """
+    name, linear = find_classifier(model, classifier)
+    if isinstance(linear, SPCPLinear):
+        raise ValueError(f"SPCP is already applied to {name!r}; call remove_spcp(model) first.")
+    if optimizer is not None:
+        held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not all(id(p) in held for p in linear.parameters() if p.requires_grad):
+            raise ValueError(
+                f"The optimizer does not hold the parameters of {name!r}; build it from this model's parameters."
+            )
+    SPCPLinear.convert_(
+        linear,
+        rho_norm=rho_norm,
+        beta=beta,
+        total_steps=total_steps,
+        initial_threshold=initial_threshold,
+        truncate=truncate,
+        subset=subset,
+    )
+    return model
+
+
+def remove_spcp(model: Model) -> Model:
+    """Turn every SPCP head of a model back into the plain `nn.Linear`, in place; its weights stay as they are."""
+    heads = [module for module in model.modules() if isinstance(module, SPCPLinear)]
+    if not heads:
+        raise ValueError(f"{type(model).__name__} has no SPCP head to remove.")
+    for head in heads:
+        head.revert_()
+    return model
+
+
+def find_classifier(model: nn.Module, classifier: str | None = None) -> tuple[str, nn.Linear]:
+    """The layer that makes the logits, and its dotted name.
+
+    By `classifier` if given; else the SPCP head if there is one; else by timm's `get_classifier`; else by tracing the
+    model's graph from its output back to the `nn.Linear` it came from; else, where that leads nowhere or to several,
+    by the usual names.
+    """
+    if classifier is not None:
+        return _by_path(model, classifier)
+    names = {module: name for name, module in reversed(list(model.named_modules()))}  # the first name of each
+    heads: list[nn.Linear] = [module for module in names if isinstance(module, SPCPLinear)]
+    traced = [] if heads else _by_tracing(model)
+    for candidates in (heads, _by_timm(model), traced if len(traced) == 1 else [], _by_usual_name(model), traced):
+        if len(candidates) == 1:
+            return names[candidates[0]], candidates[0]
+        if candidates:
+            listed = ", ".join(repr(names[candidate]) for candidate in candidates[-4:])
+            raise ValueError(
+                f"{type(model).__name__} has {len(candidates)} linear layers that may be its classifier, among them "
+                f"{listed}; name one with classifier=..."
+            )
+    raise ValueError(
+        f"Found no nn.Linear that makes the logits of {type(model).__name__}; name it with classifier=... "
+        f"(a dotted path), or end the model in an nn.Linear."
+    )
+
+
+def _by_path(model: nn.Module, path: str) -> tuple[str, nn.Linear]:
+    try:
+        module = model.get_submodule(path)
+    except AttributeError:
+        linears = [repr(name) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+        raise ValueError(
+            f"The model has no module {path!r}; its linear layers are {', '.join(linears) or 'none'}."
+        ) from None
+    if not isinstance(module, nn.Linear):
+        raise ValueError(f"classifier={path!r} is a {type(module).__name__}; it must be an nn.Linear.")
+    return path, module
+
+
+def _by_timm(model: nn.Module) -> list[nn.Linear]:
+    get_classifier = getattr(model, "get_classifier", None)
+    if not callable(get_classifier):
+        return []
+    found = get_classifier()
+    found = found if isinstance(found, (tuple, list)) else [found]  # two for a distilled model
+    return [module for module in found if isinstance(module, nn.Linear)]
+
+
+def _by_usual_name(model: nn.Module) -> list[nn.Linear]:
+    found = []
+    for name in USUAL_NAMES:
+        linears = [m for m in getattr(model, name, nn.Identity()).modules() if isinstance(m, nn.Linear)]
+        found += linears[-1:]
+    return found
+
+
+def _by_tracing(model: nn.Module) -> list[nn.Linear]:
+    """The `nn.Linear` layers that the output comes from with nothing learned in between.
+
+    Where the model cannot be traced: all its linear layers.
+    """
+    linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
+    if isinstance(model, nn.Linear):
+        return linears
+    try:
+        graph = fx.Tracer().trace(model)
+    except Exception:  # whatever stops a symbolic trace: data-dependent control flow, foreign types, ...
+        return linears
+    found: set[nn.Linear] = set()
+    pending, seen = [node for node in graph.nodes if node.op == "output"], set()
+    while pending:
+        node = pending.pop()
+        module = model.get_submodule(str(node.target)) if node.op == "call_module" else nn.Identity()
+        if isinstance(module, nn.Linear):
+            found.add(module)
+        elif node not in seen and not any(True for _ in module.parameters()):
+            pending += node.all_input_nodes
+        seen.add(node)
+    return [linear for linear in linears if linear in found]

@@ -1,0 +1,211 @@
+from types import ModuleType
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from spcp import clip_contributions
+from spcp.contributions import native, triton_kernels
+
+from .kernels import (
+    ALL_KERNELS,
+    KERNELS,
+    SEEDS,
+    THRESHOLDS,
+    VALUES,
+    close,
+    make,
+    needs_compiler,
+    needs_triton,
+    numpy,
+    sizes,
+    threshold_for,
+)
+
+
+def check_against_reference(
+    kernels: ModuleType, h: Tensor, W: Tensor, b: Tensor | None, g: Tensor, lam: Tensor
+) -> None:
+    arrays = numpy(h, W, b)
+    size = np.abs(arrays[0])[:, None, :] * np.abs(arrays[1])  # (B, K, D)
+    largest = (
+        size.sum(-1) + (0 if b is None else np.abs(arrays[2])) + (h.shape[1] * abs(lam.item()) if lam.isfinite() else 0)
+    )
+    close(kernels.clip(h, W, b, lam), reference.clip_logits(*arrays, lam.item()), largest)
+    grad_h, grad_W = kernels.clip_grad(g, h, W, lam, True, True)
+    expected_h, expected_W, _ = reference.clip_gradients(*numpy(g, h, W), lam.item())
+    close(grad_h, expected_h, (g.abs() @ W.abs()).numpy())
+    close(grad_W, expected_W, (g.abs().T @ h.abs()).numpy())
+
+
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("values", VALUES)
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+@given(size=sizes(9, 20, 19), seed=SEEDS, has_bias=st.booleans())
+def test_kernels_match_the_dense_reference(
+    kernels: ModuleType, values: str, threshold: str, size: tuple[int, int, int], seed: int, has_bias: bool
+) -> None:
+    h, W, b, g = make(size, values, seed)
+    check_against_reference(kernels, h, W, b if has_bias else None, g, threshold_for(threshold, h, W, seed))
+
+
+@needs_triton
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+@settings(max_examples=10)  # the interpreter is slow
+@given(size=sizes(18, 18, 18), values=st.sampled_from(VALUES), seed=SEEDS)
+def test_triton_matches_the_dense_reference(threshold: str, size: tuple[int, int, int], values: str, seed: int) -> None:
+    h, W, b, g = make(size, values, seed)
+    check_against_reference(triton_kernels, h, W, b, g, threshold_for(threshold, h, W, seed))
+
+
+@needs_compiler
+@pytest.mark.parametrize("few_classes", [0, 10**9], ids=["sparse", "dense"])
+@pytest.mark.parametrize("threshold", THRESHOLDS)
+@given(size=sizes(150, 150, 20), values=st.sampled_from(VALUES), seed=SEEDS)
+def test_both_native_strategies_match_the_dense_reference(
+    few_classes: int, threshold: str, size: tuple[int, int, int], values: str, seed: int
+) -> None:
+    h, W, b, g = make(size, values, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "FEW_CLASSES", few_classes)
+        check_against_reference(native, h, W, b, g, threshold_for(threshold, h, W, seed))
+
+
+@pytest.mark.parametrize("kernels", ALL_KERNELS)
+def test_only_the_wanted_gradient_is_computed(kernels: ModuleType) -> None:
+    h, W, _, g = make((5, 7, 3), "signed", 0)
+    lam = torch.tensor(0.1)
+    both = kernels.clip_grad(g, h, W, lam, True, True)
+    for wanted in ((True, False), (False, True)):
+        grads = kernels.clip_grad(g, h, W, lam, *wanted)
+        for grad, full, want in zip(grads, both, wanted, strict=True):
+            assert torch.equal(grad, full) if want else grad.numel() == 0
+
+
+def test_the_closed_form_is_the_papers_definition() -> None:
+    """A contribution is what the logit loses when the weight is set to zero; it reaches its own class only."""
+    h, W, b, _ = make((3, 5, 4), "signed", 0)
+    by_definition = reference.contributions_by_definition(*numpy(h.double(), W.double(), b.double()))  # (B, K, K, D)
+    lam = 0.3
+    own = np.stack([by_definition[:, k, k] for k in range(4)], 1)  # (B, K, D)
+    others = by_definition.copy()
+    for k in range(4):
+        others[:, k, k] = 0
+    assert np.abs(others).max() < 1e-12
+    expected = np.minimum(own, lam).sum(-1) + b.double().numpy()
+    np.testing.assert_allclose(
+        clip_contributions(h.double(), W.double(), b.double(), lam).numpy(), expected, atol=1e-12
+    )
+
+
+def test_gradients_through_the_public_interface() -> None:
+    h, W, b, g = make((6, 8, 5), "signed", 0)
+    inputs = [x.double().requires_grad_() for x in (h, W, b)]
+    torch.autograd.gradcheck(lambda *x: clip_contributions(*x, 0.2), inputs)
+    clip_contributions(*(inputs32 := [x.requires_grad_() for x in (h, W, b)]), 0.2).backward(g)
+    for x, expected in zip(inputs32, reference.clip_gradients(*numpy(g, h, W), float(np.float32(0.2))), strict=True):
+        np.testing.assert_allclose(x.grad.numpy(), expected, atol=1e-5)
+
+
+def test_no_gradient_reaches_the_threshold_and_a_tie_passes_it() -> None:
+    threshold = torch.tensor(2.0, requires_grad=True)
+    h, W = torch.tensor([[1.0, 2.0]], requires_grad=True), torch.tensor([[2.0, 3.0]], requires_grad=True)
+    clip_contributions(h, W, None, threshold).sum().backward()  # contributions 2, a tie, and 6, cut
+    assert threshold.grad is None
+    assert h.grad is not None
+    assert W.grad is not None
+    assert h.grad.tolist() == [[2.0, 0.0]]
+    assert W.grad.tolist() == [[1.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_dtypes(dtype: torch.dtype) -> None:
+    h, W, b, g = (x.to(dtype) for x in make((6, 8, 5), "signed", 0))
+    leaves = [x.requires_grad_() for x in (h, W, b)]
+    z = clip_contributions(*leaves, 0.25)
+    assert z.dtype == dtype
+    # Half-precision inputs are computed in float32, so only the result is rounded.
+    exact = reference.clip_logits(*numpy(h.float(), W.float(), b.float()), 0.25)
+    np.testing.assert_allclose(z.float().detach().numpy(), exact, rtol=2 * torch.finfo(dtype).eps, atol=1e-5)
+    z.backward(g)
+    assert all(x.grad is not None and x.grad.dtype == dtype for x in leaves)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_logits_are_float32(dtype: torch.dtype) -> None:
+    h, W, b, _ = make((6, 8, 5), "signed", 0)
+    W.requires_grad_()
+    with torch.autocast("cpu", dtype=dtype):
+        z = clip_contributions(h.to(dtype), W, b, 0.25)
+    assert z.dtype == torch.float32
+    assert torch.equal(z, clip_contributions(h.to(dtype).float(), W, b, 0.25))
+    z.sum().backward()
+    assert W.grad is not None
+    assert W.grad.dtype == torch.float32
+
+
+def test_leading_dimensions_strides_and_empty_batches() -> None:
+    h, W, b, _ = make((24, 8, 5), "signed", 0)
+    z = clip_contributions(h, W, b, 0.1)
+    assert torch.equal(clip_contributions(h.reshape(2, 3, 4, 8), W, b, 0.1), z.reshape(2, 3, 4, 5))
+    assert torch.equal(clip_contributions(h[0], W, b, 0.1), z[0])
+    strided = torch.empty(8, 48).T[::2].copy_(h)
+    assert not strided.is_contiguous()
+    assert torch.equal(clip_contributions(strided, torch.empty(8, 5).T.copy_(W), b.repeat(2, 1).T[:, 0], 0.1), z)
+    empty = torch.empty(3, 0, 8, requires_grad=True)
+    W.requires_grad_()
+    z = clip_contributions(empty, W, b, 0.1)
+    assert z.shape == (3, 0, 5)
+    z.sum().backward()
+    assert torch.equal(W.grad, torch.zeros_like(W))  # type: ignore[arg-type]
+
+
+def test_infinite_threshold_is_the_linear_layer_and_nan_stays_nan() -> None:
+    h, W, b, _ = make((6, 8, 5), "signed", 0)
+    torch.testing.assert_close(clip_contributions(h, W, b, torch.inf), torch.nn.functional.linear(h, W, b))
+    h[2, 3] = torch.nan
+    assert clip_contributions(h, W, b, 0.1).isnan().all(1).tolist() == [False, False, True, False, False, False]
+
+
+@pytest.mark.parametrize("D", [8, 300])
+def test_memory_stays_far_below_the_dense_matrix(D: int) -> None:
+    """No allocation that torch sees is larger than the inputs and outputs (or one chunk)."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    largest = 0
+
+    class Largest(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+            nonlocal largest
+            out = func(*args, **(kwargs or {}))
+            for x in out if isinstance(out, (tuple, list)) else [out]:
+                largest = max(largest, x.numel() if isinstance(x, Tensor) else 0)
+            return out
+
+    h, W, b, g = make((600, D, 400), "relu", 0)
+    for x in (h, W, b):
+        x.requires_grad_()
+    with Largest():
+        clip_contributions(h, W, b, 0.5).backward(g)
+    assert largest <= max(h.numel(), W.numel(), g.numel(), 1 << 22) < 600 * D * 400 or D == 8
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda h, W, b: (h.long(), W, b, 1.0), TypeError, "h is of dtype torch.int64"),
+        (lambda h, W, b: (h, W[0], b, 1.0), ValueError, r"W has shape \(8,\)"),
+        (lambda h, W, b: (h[:, :7], W, b, 1.0), ValueError, r"h has shape \(6, 7\); its last dimension must be D = 8"),
+        (lambda h, W, b: (h, W, b[:2], 1.0), ValueError, r"b has shape \(2,\)"),
+        (lambda h, W, b: (h.double(), W, b, 1.0), TypeError, "torch.float64, torch.float32"),
+        (lambda h, W, b: (h, W, b, torch.ones(3)), ValueError, r"threshold has shape \(3,\)"),
+        (lambda h, W, b: (h, W, b, float("nan")), ValueError, "threshold is NaN"),
+    ],
+)
+def test_bad_input_is_named(change, error, message) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(error, match=message):
+        clip_contributions(*change(*make((6, 8, 5), "signed", 0)[:3]))

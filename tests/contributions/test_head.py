@@ -1,0 +1,377 @@
+import copy
+import io
+import math
+import pickle
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+import reference
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from spcp import SPCPLinear, clip_contributions
+
+from .kernels import numpy
+
+
+def make_head(**options: object) -> SPCPLinear:
+    defaults = {"rho_norm": 1.0, "beta": 0.9, "initial_threshold": 2.0, "total_steps": 1000}
+    return SPCPLinear(12, 6, **{**defaults, **options})  # type: ignore[arg-type]
+
+
+def features(*shape: int) -> Tensor:
+    return torch.rand(*(shape or (16,)), 12)
+
+
+def test_is_a_linear_layer() -> None:
+    head = make_head()
+    assert isinstance(head, nn.Linear)
+    assert head.weight.shape == (6, 12)
+    assert "rho_norm=1" in repr(head)
+
+
+def test_estimates_then_moves_the_threshold_then_cuts() -> None:
+    head, expected = make_head(), 2.0
+    for _ in range(5):
+        h = features()
+        z = head(h)
+        expected = reference.threshold_step(expected, *numpy(h, head.weight), rho_norm=1.0, beta=0.9)
+        assert head.threshold.item() == pytest.approx(expected, rel=1e-6)
+        torch.testing.assert_close(z, clip_contributions(h, head.weight, head.bias, head.threshold))
+    assert head.updates.item() == 5
+
+
+def test_evaluation_leaves_the_threshold_and_cuts() -> None:
+    head = make_head()
+    head(features())
+    head.eval()
+    before, h = head.threshold.clone(), features()
+    torch.testing.assert_close(head(h), clip_contributions(h, head.weight, head.bias, before))
+    assert torch.equal(head.threshold, before)
+
+
+@pytest.mark.parametrize(
+    ("truncate", "training", "evaluation"),
+    [("both", True, True), ("train", True, False), ("infer", False, True), ("neither", False, False)],
+)
+def test_stages(truncate: str, training: bool, evaluation: bool) -> None:
+    head = make_head(truncate=truncate, initial_threshold=0.05)
+    for mode, cuts in ((True, training), (False, evaluation)):
+        h = features()
+        z = head.train(mode)(h)
+        plain = nn.functional.linear(h, head.weight, head.bias)
+        assert torch.equal(z, plain) != cuts
+        assert head.updates.item() == 1  # followed whether it is used or not, in training only
+
+
+def test_rho_norm_zero_is_the_plain_layer() -> None:
+    head, h = make_head(rho_norm=0), features()
+    assert torch.equal(head(h), nn.functional.linear(h, head.weight, head.bias))
+    assert head.updates.item() == 0
+
+
+def test_a_fixed_threshold_stays() -> None:
+    head, h = make_head(beta=1, initial_threshold=0.05), features()
+    assert not head.is_adaptive
+    torch.testing.assert_close(head(h), clip_contributions(h, head.weight, head.bias, 0.05))
+    assert head.threshold.item() == pytest.approx(0.05)
+
+
+def test_beta_follows_the_length_of_the_run() -> None:
+    assert make_head(beta=None, total_steps=None).beta == pytest.approx(0.999)
+    assert make_head(beta=None, total_steps=39100).beta == pytest.approx(0.999)
+    assert make_head(beta=None, total_steps=391).beta == pytest.approx(0.999**100)
+    assert make_head(beta=0.5, total_steps=391).beta == 0.5
+
+
+def test_estimates_on_a_subset() -> None:
+    h = features(64)
+    torch.manual_seed(1)
+    part = h[torch.randperm(64)[:4]]
+    torch.manual_seed(1)
+    head = make_head(subset=4)
+    weight = head.weight
+    torch.manual_seed(1)
+    head(h)
+    assert head.threshold.item() == pytest.approx(
+        reference.threshold_step(2.0, *numpy(part, weight), 1.0, 0.9), rel=1e-6
+    )
+    small = features(3)  # a subset larger than the batch is the batch
+    expected = reference.threshold_step(head.threshold.item(), *numpy(small, weight), 1.0, 0.9)
+    head(small)
+    assert head.threshold.item() == pytest.approx(expected, rel=1e-6)
+
+
+def test_leading_dimensions_and_an_empty_batch() -> None:
+    head, h = make_head(), features(2, 3)
+    twin = copy.deepcopy(head)
+    assert head(h).shape == (2, 3, 6)
+    twin(h.reshape(6, 12))
+    assert torch.equal(head.threshold, twin.threshold)
+    before = head.threshold.clone()
+    assert head(h[:0]).shape == (0, 3, 6)
+    assert torch.equal(head.threshold, before)
+    assert head.updates.item() == 1
+
+
+# ---- warnings and errors
+
+
+def test_bad_features_raise_and_leave_the_threshold() -> None:
+    head = make_head()
+    head(features())
+    before = head.threshold.clone()
+    for bad in (math.nan, math.inf):
+        h = features()
+        h[3, 4] = bad
+        with pytest.raises(ValueError, match=r"not finite.*threshold was left at"):
+            head(h)
+        assert torch.equal(head.threshold, before)
+    with torch.no_grad():
+        head.weight[0, 0] = math.nan
+    with pytest.raises(ValueError, match="not finite"):
+        head(features())
+    assert torch.equal(head.threshold, before)
+    assert head.updates.item() == 1
+
+
+def test_on_a_gpu_bad_features_are_found_at_the_next_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a device does that is not looked at after each step, here with the look itself put off."""
+    head = make_head()
+    with monkeypatch.context() as patch:
+        patch.setattr(SPCPLinear, "_check", lambda self: None)
+        head(features() * math.nan)
+        head(features())
+    assert head.updates.item() == 1
+    assert head.threshold.isfinite()
+    with pytest.raises(ValueError, match="not finite"):
+        head.eval()
+
+
+def test_says_once_that_truncation_never_switched_on() -> None:
+    head = make_head(beta=0.999, initial_threshold=1000.0, total_steps=4)
+    for _ in range(3):
+        head(features())
+    assert head.is_warming_up
+    head.eval()  # a validation in the middle of the run: nothing to say yet
+    head.train()(features())
+    with pytest.warns(UserWarning, match="SPCP did nothing"):
+        head.eval()
+    head.train().eval()
+
+
+def test_says_nothing_when_it_did() -> None:
+    head = make_head(beta=None, total_steps=50, initial_threshold=1000.0)
+    for _ in range(50):
+        head(features())
+    assert not head.is_warming_up
+    head.eval()
+
+
+def test_says_once_that_the_threshold_is_not_positive() -> None:
+    head = make_head(rho_norm=5, initial_threshold=0.0)
+    with pytest.warns(UserWarning, match="rho_norm = 5 is large for 6 classes"):
+        head(features())
+    assert head.threshold < 0
+    head(features())
+    # Half of the features zero: the quantile is zero, and the threshold decays towards it from above.
+    head = make_head(rho_norm=2, beta=0.1, initial_threshold=1.0)
+    few = features() * (torch.arange(12) < 3)
+    for _ in range(6):
+        head(few)
+    with pytest.warns(UserWarning, match="rho_norm = 2 is large"):
+        head(few)
+    assert head.threshold > 0
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"rho_norm": -0.1}, "rho_norm is -0.1; it must lie between 0 and 6"),
+        ({"rho_norm": 6.1}, "rho_norm is 6.1; it must lie between 0 and 6"),
+        ({"rho_norm": math.nan}, "rho_norm is nan"),
+        ({"beta": 1.1}, "beta is 1.1; it must lie between 0 and 1"),
+        ({"total_steps": 0}, "total_steps is 0; it must be at least 1"),
+        ({"initial_threshold": math.nan}, "initial_threshold is NaN"),
+        ({"truncate": "test"}, "truncate is 'test'; it must be 'both'"),
+        ({"subset": 0}, "subset is 0; it must be at least 1"),
+    ],
+)
+def test_bad_options_are_named(option: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_head(**option)
+
+
+def test_a_wrong_dimension_is_named() -> None:
+    with pytest.raises(ValueError, match=r"h has shape \(4, 11\)"):
+        make_head()(torch.rand(4, 11))
+    with pytest.raises(TypeError, match=r"torch\.int64"):
+        make_head()(torch.ones(4, 12, dtype=torch.int64))
+
+
+# ---- the state dict
+
+
+def test_state_dict_carries_threshold_and_hyperparameters(tmp_path: Path) -> None:
+    head = make_head(rho_norm=2.5, truncate="train", subset=7, total_steps=11, beta=None)
+    head(features())
+    save_file(head.state_dict(), tmp_path / "head.safetensors")
+    other = SPCPLinear(12, 6, rho_norm=0.1)
+    other.load_state_dict(load_file(tmp_path / "head.safetensors"))
+    for name in ("rho_norm", "beta", "total_steps", "initial_threshold", "truncate", "subset"):
+        assert getattr(other, name) == getattr(head, name), name
+    assert torch.equal(other.threshold, head.threshold)
+    assert torch.equal(other.updates, head.updates)
+    h = features()
+    torch.manual_seed(5)
+    z = head(h)
+    torch.manual_seed(5)
+    assert torch.equal(other(h), z)
+
+
+def test_a_linear_layers_state_dict_loads() -> None:
+    linear, head = nn.Linear(12, 6), make_head(rho_norm=2.0)
+    head.load_state_dict(linear.state_dict())
+    assert torch.equal(head.weight, linear.weight)
+    assert head.rho_norm == 2.0
+    model = nn.Sequential(make_head())
+    model.load_state_dict(nn.Sequential(linear).state_dict())
+    broken = {key: value for key, value in head.state_dict().items() if key != "threshold"}
+    with pytest.raises(RuntimeError, match="threshold"):
+        head.load_state_dict(broken)
+
+
+def test_hyperparameters_of_a_damaged_checkpoint_are_refused() -> None:
+    head = make_head()
+    state = head.state_dict()
+    wrong = SPCPLinear(12, 60, rho_norm=30.0).state_dict()["_extra_state"]
+    with pytest.raises(ValueError, match="rho_norm is 30"):
+        head.load_state_dict({**state, "_extra_state": wrong})
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_moving_to_another_dtype_keeps_the_threshold_precise(dtype: torch.dtype) -> None:
+    head = make_head(initial_threshold=0.123456789).to(dtype)
+    assert head.threshold.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    assert head.threshold.item() == pytest.approx(0.123456789, rel=1e-7)
+    z = head(features().to(dtype))
+    assert z.dtype == dtype
+    z.sum().backward()
+    assert head.weight.grad is not None
+
+
+def test_reset_and_meta_device() -> None:
+    head = make_head()
+    head(features())
+    head.reset_parameters()
+    assert head.threshold.item() == 2.0
+    assert head.updates.item() == 0
+    lazy = SPCPLinear(12, 6, rho_norm=1.0, device="meta").to_empty(device="cpu")
+    lazy.reset_parameters()
+    assert lazy.threshold.item() == 1000.0
+    lazy(features())
+
+
+# ---- what it must survive
+
+
+def test_deepcopy_and_pickle() -> None:
+    head, h = make_head(), features()
+    head(h)
+    saved = io.BytesIO()
+    torch.save(head, saved)
+    saved.seek(0)
+    for twin in (copy.deepcopy(head), pickle.loads(pickle.dumps(head)), torch.load(saved, weights_only=False)):
+        assert torch.equal(twin.eval()(h), copy.deepcopy(head).eval()(h))
+        twin.train()(h)
+    assert head.updates.item() == 1
+
+
+def train_steps(head: nn.Module, batches: list[Tensor]) -> list[Tensor]:
+    outputs = []
+    for h in batches:
+        z = head(h)
+        z.square().sum().backward()
+        outputs.append(z.detach())
+    return outputs
+
+
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+def test_torch_compile() -> None:
+    head = make_head()
+    compiled = torch.compile(copy.deepcopy(head), fullgraph=True, backend="aot_eager")
+    batches = [features() for _ in range(3)]
+    for z, expected in zip(train_steps(compiled, batches), train_steps(head, batches), strict=True):
+        torch.testing.assert_close(z, expected)
+    torch.testing.assert_close(compiled.weight.grad, head.weight.grad)
+    torch.testing.assert_close(compiled.threshold, head.threshold)
+    torch.testing.assert_close(compiled.eval()(batches[0]), head.eval()(batches[0]))
+
+
+def test_torch_export() -> None:
+    """The program is made of standard operators, takes any batch and gives the same logits."""
+    head = make_head(initial_threshold=0.05).eval()
+    program = torch.export.export(head, (features(),), dynamic_shapes=({0: torch.export.Dim("batch")},))
+    assert all("spcp" not in str(node.target) for node in program.graph.nodes)
+    h = features(5)
+    torch.testing.assert_close(program.module()(h), head(h))
+
+
+def test_an_exported_head_with_many_classes_works_in_parts() -> None:
+    head = SPCPLinear(2048, 300, rho_norm=1.0, initial_threshold=0.01).eval()
+    h = torch.rand(2, 2048)
+    program = torch.export.export(head, (h,))
+    largest = max(node.meta["val"].numel() for node in program.graph.nodes if isinstance(node.meta.get("val"), Tensor))
+    assert largest <= 2048 * 300  # W itself: below the 2 x 300 x 2048 of the dense matrix
+    torch.testing.assert_close(program.module()(h), head(h), rtol=1e-4, atol=1e-4)
+
+
+def test_gradient_accumulation() -> None:
+    """Two forward passes before their backward passes: each cuts, forward and backward, at its own threshold."""
+    head, (h1, h2) = make_head(beta=0.5, initial_threshold=1.0), (features(), 5 * features())
+    z1 = head(h1)
+    first = head.threshold.item()
+    z2 = head(h2)
+    second = head.threshold.item()
+    assert first != second
+    g = torch.ones_like(z1)
+    z1.backward(g)
+    z2.backward(g)
+    expected = sum(
+        reference.clip_gradients(*numpy(g, h, head.weight), lam)[1] for h, lam in ((h1, first), (h2, second))
+    )
+    np.testing.assert_allclose(head.weight.grad.numpy(), expected, rtol=1e-5)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("use_reentrant", [True, False])
+def test_activation_checkpointing_updates_once(use_reentrant: bool) -> None:
+    head = make_head(beta=0.5, initial_threshold=0.2)
+    plain = copy.deepcopy(head)
+    h = features()
+    inputs = [h.clone().requires_grad_(), h.clone().requires_grad_()]
+    checkpoint(head, inputs[0], use_reentrant=use_reentrant).square().sum().backward()
+    plain(inputs[1]).square().sum().backward()
+    assert head.updates.item() == 1
+    assert torch.equal(head.threshold, plain.threshold)
+    torch.testing.assert_close(head.weight.grad, plain.weight.grad)
+    torch.testing.assert_close(inputs[0].grad, inputs[1].grad)
+
+
+def test_autocast() -> None:
+    model = nn.Sequential(nn.Linear(12, 12), make_head())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        z = model(features())
+    assert z.dtype == torch.float32
+    z.sum().backward()
+    assert model[0].weight.grad is not None
+    assert model[1].updates.item() == 1
+
+
+def test_no_warning_in_an_ordinary_step() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        make_head()(features()).sum().backward()

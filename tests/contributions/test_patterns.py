@@ -1,0 +1,100 @@
+import numpy as np
+import pytest
+import reference
+import torch
+from torch import nn
+
+from spcp import apply_spcp, contribution_pattern, explain, sparsity
+from spcp.contributions import patterns
+
+
+def make_model() -> nn.Sequential:
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(), nn.Linear(8, 3))
+    return apply_spcp(model, rho_norm=1.0, initial_threshold=0.05)
+
+
+def features(model: nn.Sequential, x: torch.Tensor) -> np.ndarray:
+    return model.eval()[:4](x).detach().double().numpy()
+
+
+@pytest.mark.parametrize("chunk", [1, 100, 1 << 22])
+def test_mean_contributions(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "CHUNK", chunk)
+    model, x = make_model(), torch.randn(50, 4)
+    batches = [(x[:30], torch.zeros(30)), [x[30:], torch.zeros(20)]]
+    pattern = contribution_pattern(model, batches)
+    c = reference.contributions(features(model, x), model[4].weight.detach().numpy())
+    lam = model[4].threshold.item()
+    np.testing.assert_allclose(pattern.contributions, np.minimum(c, lam).mean(0), atol=1e-6)
+    np.testing.assert_allclose(pattern.cut, (c > lam).mean(0), atol=1e-6)
+    assert pattern.samples == 50
+    assert pattern.cut.max() > 0
+    assert pattern.sparsity() == sparsity(pattern.contributions)
+
+
+def test_a_plain_head_is_not_cut() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(10, 4)
+    pattern = contribution_pattern(model, [x])
+    torch.testing.assert_close(pattern.contributions, model[0].weight * x.mean(0))
+    assert pattern.cut.sum() == 0
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = make_model()
+    model[1].eval()
+    modes = [module.training for module in model.modules()]
+    state = {key: value.clone() for key, value in model.state_dict().items()}
+    contribution_pattern(model, [torch.randn(9, 4)])
+    explain(model, torch.randn(9, 4))
+    assert [module.training for module in model.modules()] == modes
+    assert all(torch.equal(value, state[key]) for key, value in model.state_dict().items())
+    assert not model[4]._forward_hooks
+
+
+def test_no_data_is_named() -> None:
+    with pytest.raises(ValueError, match="data held no samples"):
+        contribution_pattern(make_model(), [])
+
+
+@pytest.mark.parametrize("make", [torch.ones, torch.rand, torch.randn])
+@pytest.mark.parametrize("size", [(1,), (3, 7), (20, 30)])
+def test_sparsity(make, size: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
+    c = make(*size)
+    found, expected = sparsity(c), reference.sparsity(c.double().numpy())
+    for key, value in expected.items():
+        assert getattr(found, key) == pytest.approx(value, abs=1e-12), key
+
+
+def test_sparsity_of_nothing_is_named() -> None:
+    with pytest.raises(ValueError, match="All contributions are zero"):
+        sparsity(torch.zeros(3, 4))
+
+
+def test_explain() -> None:
+    model, x = make_model(), torch.randn(5, 4)
+    model[4].threshold.fill_(0.1)
+    logits = model.eval()(x)
+    for h, z, found in zip(features(model, x), logits, explain(model, x), strict=True):
+        assert found.predicted == z.argmax()
+        assert found.logit == pytest.approx(z.max().item())
+        c = h * model[4].weight[found.predicted].detach().numpy()
+        np.testing.assert_allclose(found.contributions, c, atol=1e-6)
+        assert found.is_cut.tolist() == (c > found.threshold).tolist()
+        assert np.all(np.diff(c[found.features]) <= 0)
+        bias = model[4].bias[found.predicted].item()
+        assert np.minimum(c, found.threshold).sum() + bias == pytest.approx(found.logit, abs=1e-5)
+        assert f"class {found.predicted}, logit" in str(found)
+    assert any("cut to 0.1" in str(found) for found in explain(model, x))
+
+
+def test_the_classifier_must_run_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.fc(x))
+
+    with pytest.raises(ValueError, match="ran 2 times"):
+        explain(Twice(), torch.randn(2, 4))
