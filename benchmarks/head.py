@@ -11,6 +11,7 @@ the inputs made, each step in a process of its own.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import statistics
 import subprocess
@@ -19,9 +20,9 @@ from collections.abc import Callable
 
 import torch
 from timing import finish, interleaved, machine, ratio
-from torch import Tensor, nn
+from torch import nn
 
-from spcp import SPCPLinear
+from spcp import SPCPLinear, contribution_quantile
 from spcp.contributions import native
 
 # (batch, D, K), the paper's rho_norm, and the aims: at most so many times nn.Linear; so many times the dense step.
@@ -43,30 +44,27 @@ def make(batch: int, D: int, K: int, rho_norm: float) -> dict[str, Callable[[], 
     h = torch.randn(batch, D, 8).relu_().mean(-1).requires_grad_()
     g = torch.randn(batch, K) / batch
     linear = nn.Linear(D, K)
-    head = SPCPLinear(D, K, rho_norm=rho_norm, beta=0.9)
+    settled = contribution_quantile(h, linear.weight, 1 - rho_norm / K).mean().item()  # as in the midst of training
+    head = SPCPLinear(D, K, rho_norm=rho_norm, initial_threshold=settled)
     head.load_state_dict(linear.state_dict())
-    for _ in range(100):  # to the threshold that training settles at
-        head._follow(h.detach())
 
     def step(layer: nn.Module) -> None:
         layer.zero_grad()
         h.grad = None
         layer(h).backward(g)
 
-    threshold = torch.tensor(1000.0)
+    threshold = torch.tensor(settled)
 
     def dense() -> None:
         linear.zero_grad()
         h.grad = None
         c = h[:, None, :] * linear.weight  # (batch, K, D)
-        level = 1 - rho_norm / K
-        estimate = torch.stack([quantile(own, level) for own in c.detach().flatten(1)]).mean()
-        threshold.mul_(0.9).add_(0.1 * estimate)
+        # torch.quantile takes at most 2**24 numbers, so one sample at a time.
+        tops = [torch.quantile(own, 1 - rho_norm / K) for own in c.detach().flatten(1)]
+        threshold.mul_(0.999).add_(torch.stack(tops).mean(), alpha=0.001)
         (c.clamp(max=threshold.item()).sum(-1) + linear.bias).backward(g)
 
-    head_eval = SPCPLinear(D, K, rho_norm=rho_norm)
-    head_eval.load_state_dict(head.state_dict())
-    head_eval.eval()
+    frozen = copy.deepcopy(head).eval()
 
     def infer(layer: nn.Module) -> None:
         with torch.inference_mode():
@@ -77,20 +75,15 @@ def make(batch: int, D: int, K: int, rho_norm: float) -> dict[str, Callable[[], 
         "spcp": lambda: step(head),
         "dense": dense,
         "infer linear": lambda: infer(linear),
-        "infer spcp": lambda: infer(head_eval),
+        "infer spcp": lambda: infer(frozen),
     }
 
 
-def quantile(x: Tensor, level: float) -> Tensor:
-    return torch.quantile(x, level)
-
-
 def memory(kind: str) -> float:
-    """Megabytes that the peak grew by during a few steps; run in a process of its own."""
-    functions = make(*MEMORY_SHAPE)
+    """Megabytes that the peak grew by during a step; run in a process of its own."""
+    step = make(*MEMORY_SHAPE)[kind]
     before = peak(reset=True)
-    for _ in range(3):
-        functions[kind]()
+    step()
     return peak() - before
 
 
@@ -127,7 +120,7 @@ def main() -> None:
         missed += [f"{name}: inference {inference:.2f}x, aim {INFERENCE_AIM}"] * (inference > INFERENCE_AIM)
         against_dense = ""
         if dense_aim:
-            dense, beside = interleaved([steps["dense"], steps["spcp"]], arguments.seconds, at_least=3)
+            dense, beside = interleaved([steps["dense"], steps["spcp"]], arguments.seconds)
             times = ratio(dense, beside)
             against_dense = f"{times:.0f}x"
             missed += [f"{name}: the dense step takes {times:.0f}x, aim {dense_aim}"] * (times < dense_aim)
@@ -141,8 +134,8 @@ def main() -> None:
             command = [sys.executable, __file__, "--memory", kind]
             grown[kind] = json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
         times = grown["spcp"] / grown["linear"]
-        print(f"\npeak memory of a step at {MEMORY_SHAPE[:3]}: nn.Linear {grown['linear']:.0f} MB, SPCP {grown['spcp']:.0f} MB "
-              f"({times:.2f}x, aim {MEMORY_AIM}), dense {grown['dense']:.0f} MB")  # fmt: skip
+        megabytes = ", ".join(f"{kind} {grown[kind]:.0f} MB" for kind in STEPS)
+        print(f"\npeak memory of a step at {MEMORY_SHAPE[:3]}: {megabytes}; SPCP/Linear {times:.2f}x, aim {MEMORY_AIM}")
         missed += [f"peak memory {times:.2f}x of nn.Linear, aim {MEMORY_AIM}"] * (times > MEMORY_AIM)
     finish(missed, arguments.check)
 

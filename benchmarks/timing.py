@@ -12,14 +12,13 @@ from pathlib import Path
 import torch
 
 
-def interleaved(functions: Sequence[Callable[[], object]], seconds: float, at_least: int = 5) -> list[list[float]]:
-    """Seconds of each call of each function, called in turn until the time is up, after a warm-up."""
+def interleaved(functions: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
+    """Seconds of each call of each function, called in turn until the time is up, after one call to warm up."""
     for function in functions:
-        function()
         function()
     times: list[list[float]] = [[] for _ in functions]
     end = time.perf_counter() + seconds
-    while time.perf_counter() < end or len(times[0]) < at_least:
+    while time.perf_counter() < end or not times[0]:
         for function, own in zip(functions, times, strict=True):
             start = time.perf_counter()
             function()

@@ -149,10 +149,19 @@ def test_bad_calls_are_named_and_change_nothing() -> None:
         apply_spcp(model, 1.0)
 
 
-def test_a_subclass_with_ways_of_its_own_is_refused() -> None:
+def test_subclasses_of_the_linear_layer() -> None:
+    class Renamed(nn.Linear):
+        def forward(self, input: Tensor) -> Tensor:
+            return nn.functional.linear(input, self.weight, self.bias)
+
     class Scaled(nn.Linear):
         def forward(self, input: Tensor) -> Tensor:
             return 2 * super().forward(input)
 
-    with pytest.raises(TypeError, match=r"Scaled is not a plain nn\.Linear"):
-        apply_spcp(nn.Sequential(Scaled(4, 3)), 1.0, classifier="0")
+    model = apply_spcp(nn.Sequential(Renamed(4, 3)), 1.0)
+    assert type(model[0]) is SPCPLinear
+    assert type(remove_spcp(model)[0]) is Renamed
+    normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+    for other in (Scaled(4, 3), normed):
+        with pytest.raises(TypeError, match=r"does more than an nn\.Linear"):
+            apply_spcp(nn.Sequential(other), 1.0, classifier="0")

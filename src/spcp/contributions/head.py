@@ -99,21 +99,25 @@ class SPCPLinear(nn.Linear):
     @classmethod
     def convert_(cls, linear: nn.Linear, **options: Any) -> SPCPLinear:
         """Turn an `nn.Linear` into an SPCP head in place: the same object, with the same parameters and hooks."""
-        if type(linear) is not nn.Linear:
-            raise TypeError(f"{type(linear).__name__} is not a plain nn.Linear, so it cannot become an SPCP head.")
+        if not _behaves_as_linear(linear):
+            raise TypeError(
+                f"{type(linear).__name__} does more than an nn.Linear, so it cannot become an SPCP head; end the model "
+                f"in an nn.Linear."
+            )
         check_hyperparameters(linear.out_features, **options)
+        plain_class = type(linear)
         linear.__class__ = cls
         assert isinstance(linear, cls)
         linear._set_up(**options)
+        linear._plain_class = plain_class
         return linear
 
     def revert_(self) -> nn.Linear:
-        """Turn this head into the plain `nn.Linear` it would be without SPCP, in place."""
-        for name in ("threshold", "updates", "nonfinite"):
+        """Turn this head into the plain layer it would be without SPCP, in place."""
+        plain_class = self._plain_class
+        for name in ("threshold", "updates", "nonfinite", *HYPERPARAMETERS, "_unchecked", "_said", "_plain_class"):
             delattr(self, name)
-        for name in (*HYPERPARAMETERS, "_unchecked", "_said"):
-            delattr(self, name)
-        self.__class__ = nn.Linear  # type: ignore[assignment]
+        self.__class__ = plain_class  # type: ignore[assignment]
         return self
 
     def _set_up(self, **options: Any) -> None:
@@ -126,6 +130,7 @@ class SPCPLinear(nn.Linear):
         self.register_buffer("threshold", torch.tensor(self.initial_threshold, device=device, dtype=dtype))
         self.register_buffer("updates", torch.tensor(0, device=device))
         self.register_buffer("nonfinite", torch.tensor(False, device=device), persistent=False)
+        self._plain_class: type[nn.Linear] = nn.Linear  # what to revert to
         self._unchecked = 0  # steps since the last look at the buffers
         self._said: set[str] = set()  # subjects of the warnings given
 
@@ -293,6 +298,17 @@ def check_hyperparameters(
         raise ValueError(f"truncate is {truncate!r}; it must be 'both', 'train', 'infer' or 'neither'.")
     if subset is not None and subset < 1:
         raise ValueError(f"subset is {subset}; it must be at least 1 sample.")
+
+
+def _behaves_as_linear(module: nn.Linear) -> bool:
+    """Whether a layer is an `nn.Linear`, or a subclass that computes the same (timm has one)."""
+    if type(module) is nn.Linear:
+        return True
+    if "weight" not in module._parameters or module.weight.is_meta:  # parametrized, or nothing to try it on
+        return False
+    probe = torch.linspace(-1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)
+    with torch.no_grad():
+        return torch.equal(module(probe), F.linear(probe, module.weight, module.bias))
 
 
 def _is_recomputing() -> bool:

@@ -139,6 +139,13 @@ def _by_usual_name(model: nn.Module) -> list[nn.Linear]:
     return found
 
 
+class _Tracer(fx.Tracer):
+    """Looks into everything but torch's own layers and all linear ones."""
+
+    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
+        return isinstance(m, nn.Linear) or super().is_leaf_module(m, module_qualified_name)
+
+
 def _by_tracing(model: nn.Module) -> list[nn.Linear]:
     """The `nn.Linear` layers that the output comes from with nothing learned in between.
 
@@ -148,7 +155,7 @@ def _by_tracing(model: nn.Module) -> list[nn.Linear]:
     if isinstance(model, nn.Linear):
         return linears
     try:
-        graph = fx.Tracer().trace(model)
+        graph = _Tracer().trace(model)
     except Exception:  # whatever stops a symbolic trace: data-dependent control flow, foreign types, ...
         return linears
     found: set[nn.Linear] = set()
