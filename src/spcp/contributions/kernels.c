@@ -1,9 +1,9 @@
 /* The SPCP head on a CPU, float32, without ever holding the B x K x D contributions.
  *
  * With c[b,k,d] = W[k,d] * h[b,d]:
- *   spcp_clip         z[b,k]  = bias[k] + sum_d min(c, lam)                      (few classes: dense, fused)
- *   spcp_excess       z[b,k] -= sum_d max(c - lam, 0)                            (many classes: corrects a GEMM)
- *   spcp_excess_grad  dh, dW -= the terms of g W and g' h for which c > lam      (always: corrects two GEMMs)
+ *   spcp_clip         z[b,k]  = bias[k] + sum_d min(c, lam)                      (dense: small batches, few classes)
+ *   spcp_excess       z[b,k] -= sum_d max(c - lam, 0)                            (corrects a GEMM, otherwise)
+ *   spcp_excess_grad  dh, dW -= the terms of g W and g' h for which c > lam      (corrects two GEMMs, always)
  *   spcp_quantile     per sample, the quantile of its K*D contributions, exact, linearly interpolated
  *
  * The last three are sparse and exact by one idea. Samples are packed side by side ("lanes") together with the
@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__) && !defined(SPCP_NO_CLONES)
+#if defined(__x86_64__) && defined(__GLIBC__) /* one copy for each kind of CPU, chosen when the library is loaded */
 #define VECTORIZED __attribute__((noinline, target_clones("avx512f", "avx2", "default")))
 #else
 #define VECTORIZED __attribute__((noinline))

@@ -15,7 +15,7 @@ from .head import SPCPLinear
 from .surgery import find_classifier
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Pattern:
     """The mean contribution of every classifier weight over a data set.
 
@@ -52,7 +52,7 @@ class Sparsity:
     gini: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Explanation:
     """What a prediction was made of.
 
