@@ -10,6 +10,7 @@ from .contributions import contribution_pattern as contribution_pattern
 from .contributions import contribution_quantile as contribution_quantile
 from .contributions import explain as explain
 from .contributions import find_classifier as find_classifier
+from .contributions import fit_threshold as fit_threshold
 from .contributions import remove_spcp as remove_spcp
 from .contributions import sparsity as sparsity
 

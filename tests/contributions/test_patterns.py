@@ -4,7 +4,7 @@ import reference
 import torch
 from torch import nn
 
-from spcp import apply_spcp, contribution_pattern, explain, sparsity
+from spcp import apply_spcp, contribution_pattern, explain, fit_threshold, sparsity
 from spcp.contributions import patterns
 
 
@@ -54,6 +54,37 @@ def test_the_model_is_left_as_it_was() -> None:
 def test_no_data_is_named() -> None:
     with pytest.raises(ValueError, match="data held no samples"):
         contribution_pattern(make_model(), [])
+
+
+def test_fit_threshold() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(50, 4)
+    with pytest.raises(ValueError, match="'2' is a plain Linear; call apply_spcp"):
+        fit_threshold(model, [x])
+    apply_spcp(model, rho_norm=0.5, truncate="infer")
+    found = fit_threshold(model, [x[:20], x[20:]])
+    h = model[:2](x).detach().double().numpy()
+    expected = reference.quantile(h, model[2].weight.detach().double().numpy(), 1 - 0.5 / 3).mean()
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert model[2].threshold.item() == found
+    assert model(x).shape == (50, 3)
+
+
+def test_kinds_of_data() -> None:
+    class Named(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc = nn.Linear(4, 3)
+
+        def forward(self, pixels: torch.Tensor) -> torch.Tensor:
+            return self.fc(pixels)
+
+    model, x = Named(), torch.randn(5, 4)
+    torch.testing.assert_close(
+        contribution_pattern(model, [{"pixels": x}]).contributions, contribution_pattern(model, [(x, 0)]).contributions
+    )
+    assert len(explain(model, {"pixels": x})) == 5
+    with pytest.raises(TypeError, match="data is a tensor; give batches"):
+        contribution_pattern(model, x)
 
 
 @pytest.mark.parametrize("make", [torch.ones, torch.rand, torch.randn])

@@ -102,6 +102,16 @@ def test_nan_where_not_finite(kernels: ModuleType, bad: float) -> None:
     assert kernels.quantile(h, W, 0.9).isnan().all()
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+def test_products_that_overflow_are_never_made_up(kernels: ModuleType) -> None:
+    for h, W, level in (
+        (torch.full((3, 4), 1e30), torch.full((2, 4), -1e30), 0.5),
+        (torch.tensor([[1e30, 1.0]]), torch.tensor([[-1e30, 1.0], [1.0, 2.0]]), 0.0),
+        (torch.full((1, 100), 1e30), torch.full((4, 100), -1e30), 0.5),
+    ):
+        assert not kernels.quantile(h, W, level).isfinite().any()
+
+
 @pytest.mark.parametrize("level", [-0.1, 1.1, float("nan")])
 def test_a_level_out_of_range_is_named(level: float) -> None:
     with pytest.raises(ValueError, match=r"level is .*between 0 and 1"):

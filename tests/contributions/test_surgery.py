@@ -88,7 +88,7 @@ def test_remove_gives_back_the_plain_layer() -> None:
 
 
 def test_half_precision_and_evaluation_mode_are_kept() -> None:
-    model = apply_spcp(mlp().bfloat16().eval(), rho_norm=1.0)
+    model = apply_spcp(mlp().bfloat16().eval(), rho_norm=1.0, initial_threshold=1.0)
     assert not model[2].training
     assert model[2].threshold.dtype == torch.float32
     assert model(torch.rand(2, 4).bfloat16()).dtype == torch.bfloat16
@@ -113,6 +113,47 @@ def test_timm_says_where_it_is() -> None:
     assert find_classifier(model)[0] == "fc"
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+def test_wrapped_models() -> None:
+    wrapped = nn.DataParallel(mlp())
+    assert find_classifier(wrapped) == ("module.2", wrapped.module[2])
+    assert find_classifier(wrapped, "2") == find_classifier(wrapped, "module.2") == find_classifier(wrapped)
+    assert find_classifier(torch.compile(mlp()))[1].out_features == 3
+
+
+class Heads(nn.Module):
+    """Several outputs: none of them is the classifier unless the user says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heads = nn.ModuleDict({"digit": nn.Linear(4, 10), "parity": nn.Linear(4, 2)})
+
+    def forward(self, x: Tensor) -> dict[str, Tensor]:
+        return {name: head(x) for name, head in self.heads.items()}
+
+
+class Functional(nn.Module):
+    """The classifier is no layer, and a hidden layer is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.weight = nn.Linear(4, 4), nn.Parameter(torch.randn(3, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.linear(self.hidden(x), self.weight)
+
+
+class Excitation(nn.Module):
+    """Cannot be traced, and its only linear layer is in the middle."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.squeeze, self.last = nn.Linear(4, 4), nn.Conv1d(4, 3, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.squeeze(x)[..., None]) if x.sum() > 0 else x
+
+
 def test_usual_names_where_tracing_fails() -> None:
     assert find_classifier(Untraceable())[0] == "fc"
     assert find_classifier(Untraceable(), "out")[0] == "out"
@@ -128,6 +169,9 @@ def test_usual_names_where_tracing_fails() -> None:
         (nn.Sequential(nn.Linear(4, 3), nn.Conv1d(1, 1, 1)), "Found no nn.Linear that makes the logits of Sequential"),
         (nn.Sequential(nn.Flatten()), "Found no nn.Linear"),
         (Residual(), "2 linear layers .* 'first', 'second'; name one"),
+        (Heads(), r"2 linear layers .* 'heads\.digit', 'heads\.parity'; name one"),
+        (Functional(), "Found no nn.Linear that makes the logits of Functional"),
+        (Excitation(), "Found no nn.Linear that makes the logits of Excitation"),
     ],
 )
 def test_says_why_there_is_no_classifier(model: nn.Module, message: str) -> None:
@@ -161,7 +205,18 @@ def test_subclasses_of_the_linear_layer() -> None:
     model = apply_spcp(nn.Sequential(Renamed(4, 3)), 1.0)
     assert type(model[0]) is SPCPLinear
     assert type(remove_spcp(model)[0]) is Renamed
+
+    class Adapted(nn.Linear):
+        """The same as a linear layer until its adapter has learned something."""
+
+        def __init__(self) -> None:
+            super().__init__(4, 3)
+            self.adapter = nn.Parameter(torch.zeros(3, 4))
+
+        def forward(self, input: Tensor) -> Tensor:
+            return nn.functional.linear(input, self.weight + self.adapter, self.bias)
+
     normed = nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
-    for other in (Scaled(4, 3), normed):
+    for other in (Scaled(4, 3), Adapted(), normed):
         with pytest.raises(TypeError, match=r"does more than an nn\.Linear"):
             apply_spcp(nn.Sequential(other), 1.0, classifier="0")

@@ -7,6 +7,7 @@ from .patterns import Pattern as Pattern
 from .patterns import Sparsity as Sparsity
 from .patterns import contribution_pattern as contribution_pattern
 from .patterns import explain as explain
+from .patterns import fit_threshold as fit_threshold
 from .patterns import sparsity as sparsity
 from .quantile import contribution_quantile as contribution_quantile
 from .surgery import apply_spcp as apply_spcp

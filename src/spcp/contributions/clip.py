@@ -14,8 +14,8 @@ from . import ops  # noqa: F401  (registers torch.ops.spcp)
 # torch.export has its own flag only since 2.7; before, it counts as compiling.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
-# Contributions of one sample that an exported graph holds at a time (1 MB in float32).
-_EXPORT_CHUNK = 1 << 18
+# Parts that the classes are split into in an exported graph: of B*K*D contributions it holds one part at a time.
+_EXPORT_PARTS = 32
 
 
 def clip_contributions(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor | float) -> Tensor:
@@ -24,8 +24,9 @@ def clip_contributions(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor
         z[..., k] = sum_d min(W[k,d] * h[..., d], threshold) + b[k]
 
     The gradient passes where `W[k,d] * h[d] <= threshold` (at a tie too), is 0 elsewhere, and does not reach
-    `threshold`. The (batch, K, D) contributions are never held in memory. Half-precision inputs are computed in
-    float32; under autocast so is everything, and the logits are float32: scores need the resolution.
+    `threshold`; its sums are as accurate as those of the linear layer. The (batch, K, D) contributions are never held
+    in memory. Half-precision inputs are computed in float32; under autocast so is everything, and the logits are
+    float32: scores need the resolution.
 
     Args:
         h: features, (..., D), of any sign.
@@ -67,7 +68,9 @@ def check_classifier(h: Tensor, W: Tensor, b: Tensor | None = None) -> torch.dty
         if x is not None and not x.is_floating_point():
             raise TypeError(f"{name} is of dtype {x.dtype}; convert it to a floating point dtype.")
     if len(dtypes) > 1 and not torch.is_autocast_enabled(h.device.type):
-        raise TypeError(f"h, W and b are of several dtypes, {dtypes}; convert them to one.")
+        raise TypeError(f"The features are of dtype {h.dtype}, the weights of {W.dtype}; convert them to one dtype.")
+    if h.device != W.device:
+        raise ValueError(f"The features are on {h.device}, the weights on {W.device}; move them to one device.")
     if W.dim() != 2 or 0 in W.shape:
         raise ValueError(f"W has shape {tuple(W.shape)}; it must be (K, D), one row of weights for each class.")
     if h.dim() == 0 or h.shape[-1] != W.shape[1]:
@@ -95,7 +98,7 @@ def _clip_in_aten(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> 
 
     A few classes at a time, and only those: the batch may be a symbol.
     """
-    step = max(1, _EXPORT_CHUNK // W.shape[1])
+    step = -(-W.shape[0] // _EXPORT_PARTS)
     sums = []
     for k in range(0, W.shape[0], step):
         c = h.unsqueeze(-2) * W[k : k + step]  # (..., step, D)

@@ -25,8 +25,8 @@ def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
 
 def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, need_W: bool) -> tuple[Tensor, Tensor]:
     """The gradients of `clip` by `h` and `W`, for the gradient `g` by its result; empty where not needed."""
-    grad_h = torch.zeros_like(h) if need_h else h.new_empty(0)
-    grad_W = torch.zeros_like(W) if need_W else W.new_empty(0)
+    grad_h = h.new_zeros(h.shape if need_h else 0)  # contiguous, whatever h is
+    grad_W = W.new_zeros(W.shape if need_W else 0)
     for rows, classes in _chunks(h, W):
         cut = h[rows, None, :] * W[classes] > threshold  # (rows, classes, D)
         passed = g[rows, classes, None].masked_fill(cut, 0)  # (rows, classes, D)

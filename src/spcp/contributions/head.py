@@ -21,6 +21,7 @@ Truncate = Literal["both", "train", "infer", "neither"]
 HYPERPARAMETERS = ("rho_norm", "beta", "total_steps", "initial_threshold", "truncate", "subset")
 PAPER_BETA, PAPER_STEPS = 0.999, 39100  # CIFAR: 100 epochs of 391 steps
 FADED = 1e-6  # share of the initial threshold that no longer counts
+INITIAL_THRESHOLD = 1000.0
 CHECK_EVERY = 100  # training steps between two looks at a GPU's threshold: each look waits for the GPU
 
 
@@ -32,7 +33,9 @@ class SPCPLinear(nn.Linear):
 
     where `Top(rho, .)` is the value at which the top `rho = 100 * rho_norm / K` percent of a sample's K*D
     contributions start. Outside training mode the threshold stands still. Under data parallelism the mean is that
-    of the global batch, so every replica has the same threshold.
+    of the global batch, so every replica has the same threshold: where `torch.distributed` is initialised, all its
+    processes must train with the head in step. Under activation checkpointing, each forward pass must be followed by
+    its backward pass before the next: it is recomputed with the threshold as it then is.
 
     The state dict holds the threshold and the hyperparameters, so a checkpoint says how it was trained; that of an
     `nn.Linear` loads as well, and leaves both as they are.
@@ -80,7 +83,7 @@ class SPCPLinear(nn.Linear):
         rho_norm: float,
         beta: float | None = None,
         total_steps: int | None = None,
-        initial_threshold: float = 1000.0,
+        initial_threshold: float = INITIAL_THRESHOLD,
         truncate: Truncate = "both",
         subset: int | None = None,
         device: torch.device | str | None = None,
@@ -125,6 +128,8 @@ class SPCPLinear(nn.Linear):
         if options["beta"] is None:
             steps = options["total_steps"] or PAPER_STEPS
             options["beta"] = PAPER_BETA ** (PAPER_STEPS / steps)
+        for name in ("rho_norm", "beta", "initial_threshold"):
+            options[name] = float(options[name])  # from numpy's and torch's scalars too
         self.__dict__.update(options)
         device, dtype = self.weight.device, torch.promote_types(self.weight.dtype, torch.float32)
         self.register_buffer("threshold", torch.tensor(self.initial_threshold, device=device, dtype=dtype))
@@ -136,12 +141,16 @@ class SPCPLinear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """Logits, (..., K), for features (..., D)."""
-        if self.training and self.is_adaptive and not _is_recomputing():
-            self._follow(input.detach())
+        if self.training and self.is_adaptive:
+            h = self._subset_of(input.detach())  # drawn when recomputing too, or dropout would draw other numbers
+            if not _is_recomputing():
+                self._follow(h)
+        if not self.training and not torch.compiler.is_compiling():
+            self._say_if_never_trained()
         if self.rho_norm == 0 or self.truncate not in ("both", "train" if self.training else "infer"):
             return F.linear(input, self.weight, self.bias)
         # The copy is what the backward pass will see, whatever further steps do to the threshold before it.
-        threshold = self.threshold.clone() if self.training else self.threshold
+        threshold = self.threshold.clone() if torch.is_grad_enabled() else self.threshold
         return clip_contributions(input, self.weight, self.bias, threshold)
 
     @property
@@ -159,22 +168,29 @@ class SPCPLinear(nn.Linear):
         """Whether more of the threshold is left of its initial value than was learned: then next to nothing is cut."""
         share = self.initial_share
         residual = share * self.initial_threshold
+        if math.isinf(residual):
+            return share < 1
         return FADED < share < 1 and residual > (self.threshold.item() - residual) / (1 - share)
+
+    def _subset_of(self, h: Tensor) -> Tensor:
+        h = h.reshape(-1, h.shape[-1])  # (B, D)
+        if self.subset is None or self.subset >= h.shape[0]:
+            return h
+        return h[torch.randperm(h.shape[0], device=h.device)[: self.subset]]
 
     def _follow(self, h: Tensor) -> None:
         """Move the threshold towards the mean, over the global batch, of the samples' quantiles."""
-        h = h.reshape(-1, h.shape[-1])  # (B, D)
-        if self.subset is not None and self.subset < h.shape[0]:
-            h = h[torch.randperm(h.shape[0], device=h.device)[: self.subset]]
         quantiles = contribution_quantile(h, self.weight, 1 - self.rho_norm / self.out_features)  # (B,)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             total = torch.stack([quantiles.sum(), quantiles.new_full((), h.shape[0])])  # sum and count
             dist.all_reduce(total)
-            estimate = total[0] / total[1]
+            estimate = torch.where(total[1] > 0, total[0] / total[1], self.threshold)
         elif h.shape[0] == 0:
             return
         else:
             estimate = quantiles.mean()
+        if self.bias is not None:
+            estimate = estimate + 0 * self.bias.detach().sum()  # NaN if the logits are going to be
         # What is not finite never enters. On a CPU that is said at once; elsewhere it is noted, since to ask a GPU
         # is to wait for it, and said at the next look.
         if h.device.type != "cpu" or torch.compiler.is_compiling():
@@ -205,11 +221,24 @@ class SPCPLinear(nn.Linear):
             )
         share = self.initial_share
         # Zero or less, or above it only by what is left of the initial threshold (and a hundredth, for rounding).
-        if threshold <= 0 or (share < FADED and threshold <= 1.01 * share * self.initial_threshold):
+        faded = share < FADED and math.isfinite(threshold)
+        if threshold <= 0 or (faded and threshold <= 1.01 * share * self.initial_threshold):
             self._say_once(
                 "not positive",
                 f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. rho_norm = "
                 f"{self.rho_norm:g} is large for {self.out_features} classes; a smaller one cuts less.",
+            )
+
+    def _say_if_never_trained(self) -> None:
+        """Look once: a head on a network that was never trained with it cuts nothing."""
+        if "looked" in self._said or self.truncate not in ("both", "infer") or not self.is_adaptive:
+            return
+        self._said.add("looked")
+        if self.threshold.item() == INITIAL_THRESHOLD and self.updates.item() == 0:
+            self._say_once(
+                "never trained",
+                f"The SPCP threshold is still its initial {INITIAL_THRESHOLD:g}, so nothing is cut: train with the "
+                f"head, load a checkpoint of one, or set it with fit_threshold(model, data).",
             )
 
     def _say_once(self, subject: str, warning: str) -> None:
@@ -219,9 +248,11 @@ class SPCPLinear(nn.Linear):
 
     def train(self, mode: bool = True) -> SPCPLinear:
         """As in `nn.Module`; when training gives way to evaluation, say what went wrong with the threshold."""
-        if self.training and not mode and self.is_adaptive and not self.threshold.is_meta:
+        trained = self.training and not mode
+        super().train(mode)
+        if trained and self.is_adaptive and not self.threshold.is_meta:
             self._check()
-            over = self.total_steps is None or int(self.updates.item()) >= self.total_steps
+            over = self.total_steps is None or self.updates.item() >= 0.9 * self.total_steps  # some stop early
             if over and self.is_warming_up:
                 self._say_once(
                     "warming up",
@@ -229,7 +260,7 @@ class SPCPLinear(nn.Linear):
                     f"mostly its initial {self.initial_threshold:g}: if training ends here, SPCP did nothing. Pass "
                     f"total_steps, the number of training steps, so that beta fits the length of the run.",
                 )
-        return super().train(mode)
+        return self
 
     def reset_parameters(self) -> None:
         """As in `nn.Linear`; the threshold too starts anew."""
@@ -257,6 +288,7 @@ class SPCPLinear(nn.Linear):
         own = [prefix + name for name in ("threshold", "updates", "_extra_state")]
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
+        self.threshold = self.threshold.to(torch.promote_types(self.threshold.dtype, torch.float32))
         plain = not any(key in state_dict for key in own)  # the checkpoint of an nn.Linear lacks all three
         missing_keys += [key for key in missing if not (plain and key in own)]
 
@@ -285,9 +317,17 @@ def check_hyperparameters(
     truncate: str,
     subset: int | None,
 ) -> None:
-    """Raise a `ValueError` that names the first one that is out of range."""
+    """Raise an error that names the first one that is of the wrong type or out of range."""
+    for name, value in (("rho_norm", rho_norm), ("beta", beta), ("initial_threshold", initial_threshold)):
+        if not (hasattr(value, "__float__") or (name == "beta" and value is None)):
+            raise TypeError(f"{name} is {value!r}; it must be a number.")
+    for name, count in (("total_steps", total_steps), ("subset", subset)):
+        if not (count is None or isinstance(count, int)):
+            raise TypeError(f"{name} is {count!r}; it must be a whole number.")
     if not 0 <= rho_norm <= K:
-        raise ValueError(f"rho_norm is {rho_norm}; it must lie between 0 and {K}, the number of classes.")
+        raise ValueError(
+            f"rho_norm is {rho_norm}; it must lie between 0 and {K}, the number of classes (0.1 to 5 is usual)."
+        )
     if beta is not None and not 0 <= beta <= 1:
         raise ValueError(f"beta is {beta}; it must lie between 0 and 1.")
     if total_steps is not None and total_steps < 1:
@@ -304,11 +344,12 @@ def _behaves_as_linear(module: nn.Linear) -> bool:
     """Whether a layer is an `nn.Linear`, or a subclass that computes the same (timm has one)."""
     if type(module) is nn.Linear:
         return True
-    if "weight" not in module._parameters or module.weight.is_meta:  # parametrized, or nothing to try it on
+    own = {name for name, _ in (*module.named_parameters(), *module.named_buffers(), *module.named_children())}
+    if not {"weight"} <= own <= {"weight", "bias"} or module.weight.is_meta:  # adapters, parametrizations, ...
         return False
     probe = torch.linspace(-1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)
     with torch.no_grad():
-        return torch.equal(module(probe), F.linear(probe, module.weight, module.bias))
+        return torch.equal(type(module).forward(module, probe), F.linear(probe, module.weight, module.bias))
 
 
 def _is_recomputing() -> bool:

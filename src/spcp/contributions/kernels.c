@@ -147,7 +147,10 @@ VECTORIZED static void add_excess(const float *restrict w, const float *restrict
     for (int v = 0; v < VECTORS; v++) sum[v] = local[v];
 }
 
-int spcp_excess(const float *h, const float *W, float lam, float *z, i64 B, i64 D, i64 K, int threads) {
+/* Where the excess is far larger than what it leaves (an outlier among the samples), little but rounding is left, or
+ * NaN; there the logit is summed up anew, so that it does not depend on the batch it is in. */
+int spcp_excess(const float *h, const float *W, const float *bias, float lam, float *z, i64 B, i64 D, i64 K,
+                int threads) {
     const i64 groups = ceil_div(B, LANES);
     float *lanes = scratch_of(sizeof(float) * groups * D * (LANES + 2));
     if (!lanes) return -1;
@@ -167,7 +170,14 @@ int spcp_excess(const float *h, const float *W, float lam, float *z, i64 B, i64 
                     const i64 count = exceeding(W + w, high + d, low + d, lam, least(TILE, (k + 1) * D - w), at);
                     if (count) add_excess(W + w, lanes + d * LANES, lam, at, count, sum);
                 }
-                for (i64 b = g * LANES; b < least((g + 1) * LANES, B); b++) z[b * K + k] -= ((float *)sum)[b % LANES];
+                for (i64 b = g * LANES; b < least((g + 1) * LANES, B); b++) {
+                    const float over = ((float *)sum)[b % LANES], left = z[b * K + k] - over;
+                    if (over <= 256 * fabsf(left)) z[b * K + k] = left;
+                    else {
+                        clipped_sums(W + k * D, h + b * D, lam, D, 1, z + b * K + k);
+                        z[b * K + k] += bias ? bias[k] : 0;
+                    }
+                }
             }
     free(lanes);
     return 0;
@@ -241,7 +251,7 @@ VECTORIZED static int all_finite(const float *restrict x, i64 n) {
 
 /* ---- the quantile ----------------------------------------------------------------------------------------- */
 
-/* Floats in the order of their values as integers, so that bisection ends after at most 32 steps. */
+/* Floats in the order of their values as integers: halving an interval of them ends after at most 32 steps. */
 static i64 key_of(float x) {
     int32_t bits;
     memcpy(&bits, &x, 4);
@@ -313,7 +323,8 @@ static float select_rank(const float *h, const float *W, i64 D, i64 K, i64 rank,
         else t = (low + high) >> 1;
         if (stride < 1 << 25) stride *= 2;
     }
-    if (above_low - above_high > SMALL) return of_key(high); /* more equal contributions than could be told apart */
+    if (above_low - above_high > SMALL) /* more equal contributions than could be told apart */
+        return high == bottom + 1 ? -INFINITY : of_key(high);
     float left[SMALL];
     i64 count = 0;
     for (i64 k = 0; k < K; k++)
@@ -324,7 +335,8 @@ static float select_rank(const float *h, const float *W, i64 D, i64 K, i64 rank,
             for (i64 i = 0; i < found; i++) left[count++] = w[at[i]] * h[d0 + at[i]];
         }
     sort_descending(left, count);
-    i64 r = rank - above_high;
+    const i64 r = rank - above_high;
+    if (r >= count) return -INFINITY; /* products that overflowed lie below all that can be collected */
     return r ? between(left[r], left[r - 1], fraction) : left[0];
 }
 

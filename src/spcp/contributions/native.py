@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import importlib.machinery
+import math
+import warnings
 from pathlib import Path
 
 import torch
@@ -15,18 +17,22 @@ MANY_SAMPLES, MANY_CLASSES = 128, 512
 
 
 def _load() -> ctypes.CDLL | None:
-    for suffix in importlib.machinery.EXTENSION_SUFFIXES:
-        path = Path(__file__).with_name("_kernels" + suffix)
-        if path.exists():
-            library = ctypes.CDLL(str(path))
-            pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-            sizes = [integer, integer, integer, ctypes.c_int]  # B, D, K, threads
-            library.spcp_clip.argtypes = [pointer, pointer, pointer, real, pointer, *sizes]
-            library.spcp_excess.argtypes = [pointer, pointer, real, pointer, *sizes]
-            library.spcp_excess_grad.argtypes = [pointer, pointer, pointer, real, pointer, pointer, *sizes]
-            library.spcp_quantile.argtypes = [pointer, pointer, ctypes.c_double, pointer, *sizes]
-            return library
-    return None
+    paths = [Path(__file__).with_name("_kernels" + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return None
+    pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+    sizes = [integer, integer, integer, ctypes.c_int]  # B, D, K, threads
+    try:
+        library = ctypes.CDLL(str(path))
+        library.spcp_clip.argtypes = [pointer, pointer, pointer, real, pointer, *sizes]
+        library.spcp_excess.argtypes = [pointer, pointer, pointer, real, pointer, *sizes]
+        library.spcp_excess_grad.argtypes = [pointer, pointer, pointer, real, pointer, pointer, *sizes]
+        library.spcp_quantile.argtypes = [pointer, pointer, ctypes.c_double, pointer, *sizes]
+    except (OSError, AttributeError) as error:  # a library it needs is missing, or it is of another version
+        warnings.warn(f"spcp runs without its compiled kernels, slowly: {error}. Install it anew.", stacklevel=2)
+        return None
+    return library
 
 
 _library = _load()
@@ -39,14 +45,16 @@ def available() -> bool:
 
 def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
     """`z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`"""
-    h, W, lam = h.contiguous(), W.contiguous(), threshold.item()
+    h, W, bias, lam = h.contiguous(), W.contiguous(), None if b is None else b.contiguous(), threshold.item()
+    if math.isnan(lam):
+        raise ValueError("threshold is NaN; it must be a number.")
     if lam == torch.inf or (h.shape[0] >= MANY_SAMPLES and W.shape[0] >= MANY_CLASSES):
         z = torch.nn.functional.linear(h, W, b)  # (B, K)
         if lam < torch.inf:
-            _run("spcp_excess", h, W, lam, z)
+            _run("spcp_excess", h, W, bias, lam, z)
     else:
         z = h.new_empty(h.shape[0], W.shape[0])  # (B, K)
-        _run("spcp_clip", h, W, None if b is None else b.contiguous(), lam, z)
+        _run("spcp_clip", h, W, bias, lam, z)
     return z
 
 

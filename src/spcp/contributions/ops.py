@@ -49,7 +49,7 @@ def _(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
 @torch.library.impl("spcp::clip_grad", "default")
 def _clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, need_W: bool) -> tuple[Tensor, Tensor]:
     if h.shape[0] == 0:
-        return torch.zeros_like(h if need_h else h[:0]), torch.zeros_like(W if need_W else W[:0])
+        return h.new_zeros(h.shape if need_h else 0), W.new_zeros(W.shape if need_W else 0)
     return kernels_for(h).clip_grad(g, h, W, threshold, need_h, need_W)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from .eager import CHUNK
 from .head import SPCPLinear
+from .quantile import contribution_quantile
 from .surgery import find_classifier
 
 
@@ -60,17 +61,17 @@ class Explanation:
         predicted: the class with the largest logit.
         logit: that logit.
         threshold: the bound of the contributions; infinite for a head that does not cut.
-        contributions: `W[predicted, d] * h[d]` before the cut, (D,).
-        features: the features d, the largest contribution first, (D,).
-        is_cut: whether the contribution exceeded the threshold, (D,).
+        contributions: `W[predicted, d] * h[d]` before the cut, by feature d, (D,).
+        is_cut: whether the contribution exceeded the threshold, by feature d, (D,).
+        features: the features d, the largest contribution first, (D,); so `is_cut[features]` is in that order.
     """
 
     predicted: int
     logit: float
     threshold: float
     contributions: Tensor
-    features: Tensor
     is_cut: Tensor
+    features: Tensor
 
     def __str__(self) -> str:
         lines = [f"class {self.predicted}, logit {self.logit:.3f}, threshold {self.threshold:.4g}"]
@@ -88,22 +89,19 @@ def contribution_pattern(model: nn.Module, data: Iterable[Any], classifier: str 
 
     Args:
         model: a classifier; it is run in evaluation mode and put back.
-        data: batches of inputs, or tuples that begin with one (a `DataLoader` does).
+        data: batches, as a `DataLoader` gives them: tensors, tuples that begin with one, or dictionaries of the model's
+            keyword arguments.
         classifier: the dotted name of the last layer, where it cannot be found.
     """
     _, head = find_classifier(model, classifier)
     W, threshold = head.weight.detach().double(), _threshold(head)
     contributions, cut, samples = torch.zeros_like(W), torch.zeros_like(W), 0
-    for batch in data:
-        x = batch[0] if isinstance(batch, (tuple, list)) else batch
-        h, _ = features_and_logits(model, x.to(W.device), head)
+    for h in features_of(model, data, head):
         for rows in h.double().split(max(1, CHUNK // W.numel())):
             c = rows[:, None, :] * W  # (rows, K, D)
             contributions += c.clamp(max=threshold).sum(0)
             cut += (c > threshold).sum(0)
         samples += len(h)
-    if samples == 0:
-        raise ValueError("data held no samples; give at least one batch.")
     return Pattern((contributions / samples).float(), (cut / samples).float(), samples)
 
 
@@ -128,12 +126,12 @@ def sparsity(contributions: Tensor) -> Sparsity:
 
 
 @torch.no_grad()
-def explain(model: nn.Module, x: Tensor, classifier: str | None = None) -> list[Explanation]:
+def explain(model: nn.Module, x: Tensor | Mapping[str, Any], classifier: str | None = None) -> list[Explanation]:
     """Which weights carried each prediction, and which of them were cut.
 
     Args:
         model: a classifier, plain or with an SPCP head; it is run in evaluation mode and put back.
-        x: a batch of inputs.
+        x: a batch of inputs: a tensor, or a dictionary of the model's keyword arguments.
         classifier: the dotted name of the last layer, where it cannot be found.
     """
     _, head = find_classifier(model, classifier)
@@ -144,17 +142,58 @@ def explain(model: nn.Module, x: Tensor, classifier: str | None = None) -> list[
         k = int(z.argmax())
         c = own * head.weight[k]  # (D,)
         order = c.argsort(descending=True, stable=True)
-        found.append(Explanation(k, z[k].item(), threshold, c, order, c > threshold))
+        found.append(Explanation(k, z[k].item(), threshold, c, c > threshold, order))
     return found
 
 
-def features_and_logits(model: nn.Module, x: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
+@torch.no_grad()
+def fit_threshold(model: nn.Module, data: Iterable[Any]) -> float:
+    """Set the threshold of an SPCP head to the mean over a data set of its samples' quantiles, and return it.
+
+    For a network that was trained without SPCP: training does this by itself, and does better. Cutting a network that
+    did not learn to live with it costs accuracy and may hurt detection; compare with the plain one on validation data.
+
+    Args:
+        model: a classifier with an SPCP head (`apply_spcp(model, rho_norm, truncate="infer")`); it is run in evaluation
+            mode and put back.
+        data: batches of training inputs, as for `contribution_pattern`.
+    """
+    name, head = find_classifier(model)
+    if not isinstance(head, SPCPLinear):
+        raise ValueError(f"{name!r} is a plain {type(head).__name__}; call apply_spcp(model, rho_norm=...) first.")
+    head._said.add("looked")  # there is no need to be told what this function is about to mend
+    total, samples = 0.0, 0
+    for h in features_of(model, data, head):
+        total += contribution_quantile(h, head.weight, 1 - head.rho_norm / head.out_features).double().sum().item()
+        samples += len(h)
+    head.threshold.fill_(total / samples)
+    return head.threshold.item()
+
+
+def features_of(model: nn.Module, data: Iterable[Any], head: nn.Linear) -> Iterator[Tensor]:
+    """What goes into the last layer, (B, D) for each batch of a data set; never nothing at all."""
+    if isinstance(data, Tensor):
+        raise TypeError("data is a tensor; give batches of inputs: a DataLoader, or [x] for a single batch.")
+    empty = True
+    for batch in data:
+        x = batch[0] if isinstance(batch, (tuple, list)) else batch
+        yield features_and_logits(model, x, head)[0]
+        empty = False
+    if empty:
+        raise ValueError("data held no samples; give at least one batch.")
+
+
+def features_and_logits(model: nn.Module, x: Tensor | Mapping[str, Any], head: nn.Linear) -> tuple[Tensor, Tensor]:
     """What goes into the last layer of a model and what comes out, (B, D) and (B, K), in evaluation mode."""
     seen: list[tuple[Tensor, Tensor]] = []
     handle = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
     with _evaluating(model), torch.no_grad():
         try:
-            model(x)
+            device = head.weight.device
+            if isinstance(x, Mapping):
+                model(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in x.items()})
+            else:
+                model(x.to(device))
         finally:
             handle.remove()
     if len(seen) != 1:

@@ -7,7 +7,7 @@ from typing import TypeVar
 import torch
 from torch import fx, nn
 
-from .head import SPCPLinear, Truncate
+from .head import INITIAL_THRESHOLD, SPCPLinear, Truncate
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -23,7 +23,7 @@ def apply_spcp(
     optimizer: torch.optim.Optimizer | None = None,
     *,
     beta: float | None = None,
-    initial_threshold: float = 1000.0,
+    initial_threshold: float = INITIAL_THRESHOLD,
     truncate: Truncate = "both",
     subset: int | None = None,
 ) -> Model:
@@ -86,23 +86,25 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> tuple[st
     """The layer that makes the logits, and its dotted name.
 
     By `classifier` if given; else the SPCP head if there is one; else by timm's `get_classifier`; else by tracing the
-    model's graph from its output back to the `nn.Linear` it came from; else, where that leads nowhere or to several,
-    by the usual names.
+    model's graph from its output back to the `nn.Linear` it came from; else by the usual names. Raises a `ValueError`
+    where these name none or several.
     """
+    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+        name, linear = find_classifier(model.module, classifier and classifier.removeprefix("module."))
+        return f"module.{name}".rstrip("."), linear
     if classifier is not None:
         return _by_path(model, classifier)
     names = {module: name for name, module in reversed(list(model.named_modules()))}  # the first name of each
     heads: list[nn.Linear] = [module for module in names if isinstance(module, SPCPLinear)]
-    traced = [] if heads else _by_tracing(model)
-    for candidates in (heads, _by_timm(model), traced if len(traced) == 1 else [], _by_usual_name(model), traced):
-        if len(candidates) == 1:
-            return names[candidates[0]], candidates[0]
-        if candidates:
-            listed = ", ".join(repr(names[candidate]) for candidate in candidates[-4:])
-            raise ValueError(
-                f"{type(model).__name__} has {len(candidates)} linear layers that may be its classifier, among them "
-                f"{listed}; name one with classifier=..."
-            )
+    candidates = heads or _by_timm(model) or _by_tracing_and_name(model)
+    if len(candidates) == 1:
+        return names[candidates[0]], candidates[0]
+    if candidates:
+        listed = ", ".join(repr(names[candidate]) for candidate in candidates[-4:])
+        raise ValueError(
+            f"{type(model).__name__} has {len(candidates)} linear layers that may be its classifier, among them "
+            f"{listed}; name one with classifier=..."
+        )
     raise ValueError(
         f"Found no nn.Linear that makes the logits of {type(model).__name__}; name it with classifier=... "
         f"(a dotted path), or end the model in an nn.Linear."
@@ -131,12 +133,24 @@ def _by_timm(model: nn.Module) -> list[nn.Linear]:
     return [module for module in found if isinstance(module, nn.Linear)]
 
 
-def _by_usual_name(model: nn.Module) -> list[nn.Linear]:
-    found = []
-    for name in USUAL_NAMES:
-        linears = [m for m in getattr(model, name, nn.Identity()).modules() if isinstance(m, nn.Linear)]
-        found += linears[-1:]
-    return found
+def _by_tracing_and_name(model: nn.Module) -> list[nn.Linear]:
+    """The trace decides; the usual names decide between several that it found, or where there is none."""
+    children = dict(model.named_children())
+    ends = [
+        [m for m in children[name].modules() if isinstance(m, nn.Linear)] for name in USUAL_NAMES if name in children
+    ]
+    usual = [linears[-1] for linears in ends if linears]
+    traced = _by_tracing(model)
+    if traced is not None:
+        direct = [
+            child for name in USUAL_NAMES if (child := children.get(name)) in traced and isinstance(child, nn.Linear)
+        ]
+        return direct if len(direct) == 1 else traced
+    learned = [module for module in model.modules() if module._parameters]
+    linears = [module for module in learned if isinstance(module, nn.Linear)]
+    if usual or len(linears) > 1:
+        return usual or linears
+    return linears if linears == learned[-1:] else []  # a lone one, but only at the end
 
 
 class _Tracer(fx.Tracer):
@@ -146,26 +160,24 @@ class _Tracer(fx.Tracer):
         return isinstance(m, nn.Linear) or super().is_leaf_module(m, module_qualified_name)
 
 
-def _by_tracing(model: nn.Module) -> list[nn.Linear]:
-    """The `nn.Linear` layers that the output comes from with nothing learned in between.
-
-    Where the model cannot be traced: all its linear layers.
-    """
+def _by_tracing(model: nn.Module) -> list[nn.Linear] | None:
+    """The `nn.Linear` layers that the output comes from with nothing learned in between; None if untraceable."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if isinstance(model, nn.Linear):
         return linears
     try:
         graph = _Tracer().trace(model)
     except Exception:  # whatever stops a symbolic trace: data-dependent control flow, foreign types, ...
-        return linears
+        return None
     found: set[nn.Linear] = set()
     pending, seen = [node for node in graph.nodes if node.op == "output"], set()
     while pending:
         node = pending.pop()
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else nn.Identity()
+        learned = any(True for _ in module.parameters()) or any(x.op == "get_attr" for x in node.all_input_nodes)
         if isinstance(module, nn.Linear):
             found.add(module)
-        elif node not in seen and not any(True for _ in module.parameters()):
+        elif node not in seen and not learned:
             pending += node.all_input_nodes
         seen.add(node)
     return [linear for linear in linears if linear in found]

@@ -31,7 +31,8 @@ def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
     h, W = h.contiguous(), W.contiguous()
     (B, D), K = h.shape, W.shape[0]
     z = h.new_empty(B, K)
-    _clip[(triton.cdiv(B, TILE), triton.cdiv(K, TILE))](h, W, threshold, z, B, D, K, TILE=TILE)
+    with torch.cuda.device_of(h):
+        _clip[(triton.cdiv(B, TILE), triton.cdiv(K, TILE))](h, W, threshold, z, B, D, K, TILE=TILE)
     return z if b is None else z.add_(b)
 
 
@@ -39,13 +40,14 @@ def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, 
     """The gradients of `clip` by `h` and `W`, for the gradient `g` by its result; empty where not needed."""
     g, h, W = g.contiguous(), h.contiguous(), W.contiguous()
     (B, D), K = h.shape, W.shape[0]
-    grad_h = torch.empty_like(h) if need_h else h.new_empty(0)
-    grad_W = torch.empty_like(W) if need_W else W.new_empty(0)
+    grad_h = h.new_empty(h.shape if need_h else 0)
+    grad_W = W.new_empty(W.shape if need_W else 0)
     # Samples and classes change places between the two: sum_k g[b,k] W[k,d] and sum_b g[b,k] h[b,d].
-    if need_h:
-        _grad[(triton.cdiv(B, TILE), triton.cdiv(D, TILE))](h, W, g, threshold, grad_h, B, D, K, K, 1, TILE=TILE)
-    if need_W:
-        _grad[(triton.cdiv(K, TILE), triton.cdiv(D, TILE))](W, h, g, threshold, grad_W, K, D, B, 1, K, TILE=TILE)
+    with torch.cuda.device_of(h):
+        if need_h:
+            _grad[(triton.cdiv(B, TILE), triton.cdiv(D, TILE))](h, W, g, threshold, grad_h, B, D, K, K, 1, TILE=TILE)
+        if need_W:
+            _grad[(triton.cdiv(K, TILE), triton.cdiv(D, TILE))](W, h, g, threshold, grad_W, K, D, B, 1, K, TILE=TILE)
     return grad_h, grad_W
 
 
@@ -57,7 +59,8 @@ def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
     position = level * (n - 1)
     lower = min(int(position), max(n - 2, 0))
     out = h.new_empty(2, B)
-    _two_largest_from[(B,)](h, W, out, n - 1 - lower, B, D, K, ROW=ROW)
+    with torch.cuda.device_of(h):
+        _two_largest_from[(B,)](h, W, out, n - 1 - lower, B, D, K, ROW=ROW)
     finite = h.isfinite().all(1) & W.isfinite().all()
     return torch.lerp(out[0], out[1], position - lower).masked_fill_(~finite, torch.nan)
 
@@ -93,7 +96,9 @@ if triton is not None:
             others = first + tl.arange(0, TILE)
             y_tile = tl.load(y + others.to(tl.int64)[:, None] * D + d, (others < Y)[:, None] & (d < D), 0.0)
             g_tile = tl.load(
-                g + rows.to(tl.int64)[:, None] * g_x + others * g_y, (rows < X)[:, None] & (others < Y), 0.0
+                g + rows.to(tl.int64)[:, None] * g_x + others.to(tl.int64) * g_y,
+                (rows < X)[:, None] & (others < Y),
+                0.0,
             )
             cut = x_tile[:, None, :] * y_tile[None, :, :] > lam
             total += tl.sum(tl.where(cut, 0.0, g_tile[:, :, None] * y_tile[None, :, :]), 1)
