@@ -89,9 +89,11 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> tuple[st
     model's graph from its output back to the `nn.Linear` it came from; else by the usual names. Raises a `ValueError`
     where these name none or several.
     """
-    if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-        name, linear = find_classifier(model.module, classifier and classifier.removeprefix("module."))
-        return f"module.{name}".rstrip("."), linear
+    for wrapper in ("module", "_orig_mod"):  # data parallelism's, torch.compile's
+        if list(model._modules) == [wrapper]:
+            inner = model.get_submodule(wrapper)
+            name, linear = find_classifier(inner, classifier and classifier.removeprefix(f"{wrapper}."))
+            return f"{wrapper}.{name}".rstrip("."), linear
     if classifier is not None:
         return _by_path(model, classifier)
     names = {module: name for name, module in reversed(list(model.named_modules()))}  # the first name of each
