@@ -79,6 +79,31 @@ def make(batch: int, D: int, K: int, rho_norm: float) -> dict[str, Callable[[], 
     }
 
 
+def parts(seconds: float) -> None:
+    """Where the time of a step goes: each part beside a whole step of nn.Linear, as a multiple of it."""
+    names = ("quantile", "forward", "backward", "of which GEMMs")
+    print(f"{'(batch, D, K), rho_norm':<26}" + "".join(f"{name:>16}" for name in names))
+    for batch, D, K, rho_norm, *_ in SHAPES:
+        linear = make(batch, D, K, rho_norm)["linear"]
+        torch.manual_seed(0)
+        h, g = torch.randn(batch, D, 8).relu_().mean(-1), torch.randn(batch, K) / batch
+        layer = nn.Linear(D, K).requires_grad_(False)
+        W, b, level = layer.weight, layer.bias, 1 - rho_norm / K
+        lam = contribution_quantile(h, W, level).mean()
+        work: list[Callable[[], object]] = [
+            linear,
+            lambda h=h, W=W, level=level: contribution_quantile(h, W, level),  # type: ignore[misc]
+            lambda h=h, W=W, b=b, lam=lam: torch.ops.spcp.clip(h, W, b, lam),  # type: ignore[misc]
+            lambda h=h, W=W, g=g, lam=lam: torch.ops.spcp.clip_grad(g, h, W, lam, True, True),  # type: ignore[misc]
+            lambda h=h, W=W, g=g: (g @ W, g.t() @ h),  # type: ignore[misc]
+        ]
+        base, *times = interleaved(work, seconds)
+        print(
+            f"({batch}, {D}, {K}), {rho_norm}".ljust(26) + "".join(f"{ratio(t, base):>15.2f}x" for t in times),
+            flush=True,
+        )
+
+
 def memory(kind: str) -> float:
     """Megabytes that the peak grew by during a step; run in a process of its own."""
     step = make(*MEMORY_SHAPE)[kind]
@@ -100,10 +125,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--seconds", type=float, default=6, help="for each shape and kind of step")
+    parser.add_argument("--parts", action="store_true", help="print where the time of a step goes instead")
     parser.add_argument("--memory", choices=STEPS, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.memory:
         print(json.dumps(memory(arguments.memory)))
+        return
+
+    if arguments.parts:
+        print(f"{machine()}\n")
+        parts(arguments.seconds)
         return
 
     print(f"{machine()}; compiled kernels: {'yes' if native.available() else 'NO'}\n")
