@@ -10,6 +10,16 @@ settings.register_profile("spcp", deadline=None, derandomize=True, max_examples=
 settings.load_profile("spcp")
 
 
+@pytest.fixture(scope="session")
+def library() -> torch.library.Library:
+    """Beside a CPU build of torch, torchvision lacks the operators it names on import: declare them."""
+    torchvision = torch.library.Library("torchvision", "FRAGMENT")
+    for name in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, name):
+            torchvision.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+    return torchvision
+
+
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)

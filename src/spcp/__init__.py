@@ -1,5 +1,6 @@
 """spcp: out-of-distribution detection by shaping parameter contribution patterns."""
 
+from . import data as data
 from .contributions import Explanation as Explanation
 from .contributions import Pattern as Pattern
 from .contributions import Sparsity as Sparsity

@@ -2,34 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from others import imported
 from torch import nn
 
 from spcp import SPCPLinear, apply_spcp, find_classifier, remove_spcp
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-
-
-@pytest.fixture(scope="module")
-def library() -> torch.library.Library:
-    """Beside a CPU build of torch, torchvision lacks the operators it names on import: declare them."""
-    torchvision = torch.library.Library("torchvision", "FRAGMENT")
-    for name in ("nms", "qnms"):
-        if not hasattr(torch.ops.torchvision, name):
-            torchvision.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
-    return torchvision
-
-
-def imported(name: str) -> ModuleType:
-    if importlib.util.find_spec(name) is None:
-        pytest.skip(f"{name} is not installed: run `make integrations`")
-    return importlib.import_module(name)
 
 
 def check_surgery(model: nn.Module, name: str, *inputs: Any) -> None:
@@ -70,15 +52,13 @@ IMAGE, LARGE = (2, 3, 64, 64), (1, 3, 224, 224)
     ],
 )
 def test_torchvision(library: torch.library.Library, architecture: str, name: str) -> None:
-    imported("torchvision")
-    models = importlib.import_module("torchvision.models")
+    models = imported("torchvision.models")
     options = {"image_size": 64} if architecture.startswith("vit") else {}
     check_surgery(getattr(models, architecture)(weights=None, **options), name, torch.randn(IMAGE))
 
 
 def test_torchvision_without_a_linear_classifier(library: torch.library.Library) -> None:
-    imported("torchvision")
-    model = importlib.import_module("torchvision.models").squeezenet1_0(weights=None)
+    model = imported("torchvision.models").squeezenet1_0(weights=None)
     with pytest.raises(ValueError, match=r"Found no nn\.Linear that makes the logits of SqueezeNet"):
         apply_spcp(model, rho_norm=0.4)
 

@@ -1,5 +1,39 @@
-"""Data: every set of the benchmarks, the user's own, and an embedded default that is real."""
+"""Data: every set of the benchmarks, the user's own, and an embedded default that is real.
 
+`load_benchmark` finds or makes the sets, `Loader` makes batches of them.
+"""
+
+from .audio import AudioTransform as AudioTransform
+from .audio import log_mel as log_mel
+from .benchmarks import BENCHMARKS as BENCHMARKS
+from .benchmarks import Benchmark as Benchmark
+from .benchmarks import load_benchmark as load_benchmark
 from .download import download as download
 from .download import verify as verify
 from .errors import DataError as DataError
+from .files import read_arrays as read_arrays
+from .files import read_cifar as read_cifar
+from .files import read_cifar10c as read_cifar10c
+from .files import read_idx as read_idx
+from .files import read_mnist as read_mnist
+from .files import read_svhn as read_svhn
+from .folders import read_folder as read_folder
+from .folders import read_imglist as read_imglist
+from .folders import read_places365 as read_places365
+from .folders import read_texture as read_texture
+from .folders import read_tin as read_tin
+from .images import ImageTransform as ImageTransform
+from .loader import Loader as Loader
+from .loader import prepare as prepare
+from .noise import noise as noise
+from .own import own_benchmark as own_benchmark
+from .own import read as read
+from .own import read_benchmark as read_benchmark
+from .sets import DataSet as DataSet
+from .sets import FileSet as FileSet
+from .sets import ItemSet as ItemSet
+from .sets import TensorSet as TensorSet
+from .sets import as_ood as as_ood
+from .sets import as_set as as_set
+from .sets import histogram as histogram
+from .sets import take as take

@@ -1,0 +1,118 @@
+"""Sounds as pictures: waveform to log-mel spectrogram, in torch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import DataError, need
+
+
+@dataclass(frozen=True)
+class AudioTransform:
+    """What a network gets to see of a sound: (1, mels, frames) of `(log mel - mean) / std`.
+
+    A sound is averaged over its channels, resampled to `sample_rate`, and cut or padded with silence to `seconds`.
+    """
+
+    sample_rate: int = 16_000
+    seconds: float = 1.0
+    mels: int = 64
+    window: float = 0.025  # seconds
+    hop: float = 0.010  # seconds
+    mean: float = 0.0
+    std: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.sample_rate < 1 or self.samples < self.window_samples or self.hop_samples < 1 or self.std <= 0:
+            raise DataError(f"{self}: the length must hold a window, and rate, hop and std must be positive")
+        empty = int((mel_filters(self).sum(1) == 0).sum())
+        if empty:
+            raise DataError(f"{self.mels} mel bands are too many: {empty} fall between two frequencies; take fewer")
+
+    @property
+    def samples(self) -> int:
+        """Length of a waveform."""
+        return round(self.seconds * self.sample_rate)
+
+    @property
+    def window_samples(self) -> int:
+        """Length of a window."""
+        return round(self.window * self.sample_rate)
+
+    @property
+    def hop_samples(self) -> int:
+        """Distance between two windows."""
+        return round(self.hop * self.sample_rate)
+
+    @property
+    def bins(self) -> int:
+        """Length of the Fourier transform: the next power of two that holds a window."""
+        return int(2 ** math.ceil(math.log2(max(self.window_samples, 2))))
+
+
+def read_audio(path: Path) -> tuple[Tensor, int]:
+    """Waveform (samples,) in [-1, 1], averaged over channels, and its sample rate."""
+    soundfile = need("soundfile", "soundfile")
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; check the list or the folder")
+    try:
+        wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
+    except (RuntimeError, OSError, ValueError) as error:
+        raise DataError(f"{path}: not a readable sound ({error}); repair or remove it") from error
+    expected = soundfile.info(path).frames
+    if not len(wave) or len(wave) < expected:
+        raise DataError(f"{path}: holds {len(wave)} of {expected} samples; repair or remove it")
+    if not np.isfinite(wave).all():
+        raise DataError(f"{path}: holds samples that are not finite; repair or remove it")
+    return torch.from_numpy(wave.mean(1)), int(rate)
+
+
+def fixed_length(wave: Tensor, rate: int, transform: AudioTransform) -> Tensor:
+    """The waveform (samples,) at the transform's rate (polyphase filter), cut or padded with silence at the end."""
+    if rate != transform.sample_rate:
+        common = math.gcd(rate, transform.sample_rate)
+        signal = need("scipy.signal", "scipy")
+        resampled = signal.resample_poly(wave.numpy(), transform.sample_rate // common, rate // common)
+        wave = torch.from_numpy(np.ascontiguousarray(resampled, dtype=np.float32))
+    wave = wave[: transform.samples]
+    return torch.nn.functional.pad(wave, (0, transform.samples - len(wave)))
+
+
+def log_mel(waves: Tensor, transform: AudioTransform) -> Tensor:
+    """Log-mel spectrograms (N, 1, mels, frames) of waveforms (N, samples).
+
+    `log(M |STFT|^2 + 1e-6)`, Hann window, triangular filters M on the mel scale `2595 log10(1 + f / 700)`; then
+    `(. - mean) / std`.
+    """
+    spectrum = torch.stft(
+        waves,
+        transform.bins,
+        transform.hop_samples,
+        transform.window_samples,
+        torch.hann_window(transform.window_samples, device=waves.device),
+        center=True,
+        pad_mode="constant",
+        return_complex=True,
+    )  # (N, bins / 2 + 1, frames)
+    power = spectrum.real.square() + spectrum.imag.square()
+    mel = mel_filters(transform).to(waves.device) @ power  # (N, mels, frames)
+    return (((mel + 1e-6).log() - transform.mean) / transform.std)[:, None]
+
+
+@functools.lru_cache
+def mel_filters(transform: AudioTransform) -> Tensor:
+    """(mels, bins / 2 + 1): triangles between neighbouring points that are equally far apart on the mel scale."""
+    top = 2595 * math.log10(1 + transform.sample_rate / 2 / 700)
+    points = 700 * (10 ** (torch.linspace(0, top, transform.mels + 2, dtype=torch.float64) / 2595) - 1)  # Hz
+    frequencies = torch.linspace(0, transform.sample_rate / 2, transform.bins // 2 + 1, dtype=torch.float64)
+    low, centre, high = points[:-2, None], points[1:-1, None], points[2:, None]
+    rising = (frequencies - low) / (centre - low)
+    falling = (high - frequencies) / (high - centre)
+    return torch.minimum(rising, falling).clamp(min=0).float()

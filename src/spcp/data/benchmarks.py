@@ -1,0 +1,505 @@
+"""Benchmarks as plain data: OpenOOD v1.5's four, the embedded default, and the user's own.
+
+Where OpenOOD's image lists are present the splits are exactly its own. Where only official files are, a deterministic
+split stands in; each set carries in `split` which of the two it is, and `Benchmark.summary()` prints it. From official
+files MNIST and SVHN are the original pixels; OpenOOD's copies went through JPEG.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import embedded
+from .audio import AudioTransform
+from .download import SOURCES
+from .errors import DataError
+from .files import read_cifar, read_cifar10c, read_mnist, read_svhn
+from .folders import parse_imglist, read_folder, read_places365, read_texture, read_tin
+from .images import ImageTransform
+from .noise import noise
+from .sets import DataSet, FileSet, TensorSet, as_ood, labels, take
+
+
+@dataclass(frozen=True)
+class Benchmark:
+    """Known data, odd data, and how both are prepared."""
+
+    name: str
+    transform: ImageTransform | AudioTransform | None
+    classes: tuple[str, ...]
+    train: DataSet | None
+    val: DataSet | None
+    test: DataSet
+    ood_val: Mapping[str, DataSet] = field(default_factory=dict)  # for choosing hyperparameters, never for results
+    near: Mapping[str, DataSet] = field(default_factory=dict)
+    far: Mapping[str, DataSet] = field(default_factory=dict)
+    shifted: Mapping[str, DataSet] = field(default_factory=dict)  # known classes, other conditions
+    notes: tuple[str, ...] = ()  # what is missing or incomplete, and how to get it
+    exceptions: Mapping[str, ImageTransform] = field(default_factory=dict)  # sets that are prepared in another way
+
+    def transform_of(self, role: str) -> ImageTransform | AudioTransform | None:
+        """How the set "near/tin", say, is prepared: as all are, but for the exceptions."""
+        return self.exceptions.get(role, self.transform)
+
+    def sets(self) -> dict[str, DataSet]:
+        """All sets by role and name: "train", "val", "test", "ood_val/tin", "near/cifar100", ..."""
+        own = {"train": self.train, "val": self.val, "test": self.test}
+        groups = {"ood_val": self.ood_val, "near": self.near, "far": self.far, "shifted": self.shifted}
+        known = {role: data for role, data in own.items() if data is not None}
+        return known | {f"{role}/{name}": data for role, group in groups.items() for name, data in group.items()}
+
+    def summary(self) -> str:
+        """A table of the sets, with sizes and where each split comes from, and the notes."""
+        lines = [f"{self.name}: {len(self.classes)} classes"]
+        lines += [f"  {role:<20}{len(data):>9}  {data.split}" for role, data in self.sets().items()]
+        return "\n".join(lines + [f"  note: {note}" for note in self.notes])
+
+
+def load_benchmark(name: str, root: str | Path | None = None) -> Benchmark:
+    """A benchmark by name: cifar10, cifar100, imagenet200, imagenet; "digits", which is embedded; or a TOML file.
+
+    `root` (default: `$SPCP_DATA`, else `./data`) holds official files as they unpack (`cifar-10-batches-bin`, ...), or
+    OpenOOD's folders (`images_classic`, `images_largescale`), and OpenOOD's `benchmark_imglist`, where you have it.
+    Nothing is decoded yet. A set that is not there is skipped, and a note says how to get it.
+    """
+    if name == "digits":
+        return _digits()
+    if name.endswith(".toml"):
+        from .own import read_benchmark
+
+        return read_benchmark(name)
+    if name not in BENCHMARKS:
+        known = ["digits", *BENCHMARKS]
+        close = difflib.get_close_matches(name, known, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}, or a .toml file of your own"
+        raise DataError(f"no benchmark {name!r}; {hint}")
+    return _Finder(name, Path(root or os.environ.get("SPCP_DATA") or "data").expanduser()).load()
+
+
+def _digits() -> Benchmark:
+    train, val, test = embedded.mnist5k()
+    uniform = dataclasses.replace(noise("uniform", train, 1000), name="noise")
+    return Benchmark(
+        "digits",
+        ImageTransform(28, 28, (0.1307,), (0.3081,), augment="none", flip=False),
+        embedded.DIGITS,
+        train,
+        val,
+        test,
+        ood_val={"cyrillic": embedded.glyphs("cyrillic", embedded.CYRILLIC, 1000, seed=10)},
+        near={
+            "latin": embedded.glyphs("latin", embedded.LATIN, 1000, seed=11),
+            "greek": embedded.glyphs("greek", embedded.GREEK, 1000, seed=12),
+            "symbols": embedded.glyphs("symbols", embedded.SYMBOLS, 1000, seed=13),
+        },
+        far={
+            "textures": embedded.textures(),
+            "photographs": embedded.photographs(),
+            "faces": embedded.faces(),
+            "noise": uniform,
+        },
+        shifted={"uci": embedded.uci_digits()},
+    )
+
+
+# --- OpenOOD v1.5 in numbers ------------------------------------------------------------------------------------------
+
+Rule = Callable[[DataSet], Tensor]  # which samples, where there is no list
+
+
+def _first_a_class(n: int) -> Rule:
+    return lambda data: (_rank_in_class(labels(data)) < n).nonzero()[:, 0]
+
+
+def _after_first_a_class(n: int) -> Rule:
+    return lambda data: (_rank_in_class(labels(data)) >= n).nonzero()[:, 0]
+
+
+def _rank_in_class(y: Tensor) -> Tensor:
+    """How many earlier samples have the same label.
+
+    >>> _rank_in_class(torch.tensor([3, 5, 3, 3, 5]))
+    tensor([0, 0, 1, 2, 1])
+    """
+    order = y.argsort(stable=True)
+    _, counts = y.unique(return_counts=True)
+    rank = torch.empty_like(y)
+    rank[order] = torch.cat([torch.arange(n) for n in counts.tolist()]) if len(y) else order
+    return rank
+
+
+# TinyImageNet's classes that CIFAR has too; OpenOOD leaves them out (and single images, which only its lists name).
+_TIN_IN_CIFAR = {
+    "cifar10": """n01641577 n01644900 n01855672 n02002724 n02056570 n02058221 n02085620 n02094433 n02099601 n02099712
+        n02106662 n02113799 n02123045 n02123394 n02124075 n02814533 n03100240 n03447447 n03662601 n03670208 n03796401
+        n03977966 n04146614 n04285008""",
+    "cifar100": """n01443537 n01698640 n01742172 n01774384 n01774750 n01944390 n01983481 n02129165 n02132136 n02165456
+        n02206856 n02233338 n02279972 n02281406 n02403003 n02437312 n02480495 n02481823 n02504458 n02793495 n02823428
+        n02843684 n02917067 n03085013 n03179701 n03201208 n03637318 n03649909 n03796401 n03937543 n03983396 n04099969
+        n04146614 n04311004 n04328186 n04366367 n04399382 n04417672 n04465501 n04487081 n07579787 n07720875 n07734744
+        n07747607 n09193705 n09246464 n09428293""",
+}
+
+
+def _tin(benchmark: str, validation: bool) -> Rule:
+    """Of the classes CIFAR lacks, in the order of their ids, every seventh is for validation until there are 20."""
+    known = set(_TIN_IN_CIFAR[benchmark].split())
+
+    def rule(data: DataSet) -> Tensor:
+        free = [k for k, name in enumerate(data.classes) if name not in known]
+        chosen = set(free[::7][:20])
+        wanted = chosen if validation else set(free) - chosen
+        return torch.tensor([i for i, k in enumerate(labels(data).tolist()) if k in wanted])
+
+    return rule
+
+
+@dataclass(frozen=True)
+class Part:
+    """One set of a benchmark: where it comes from, which list names its images, and how many there are."""
+
+    source: str  # a key of _READERS
+    imglist: str  # below benchmark_imglist, without .txt
+    count: int  # 0: any
+    half: str = "test"  # the official half it is taken from
+    rule: Rule | None = None  # where there is no list; None takes all
+    rule_text: str = "all images"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A benchmark of OpenOOD's in numbers."""
+
+    transform: ImageTransform
+    train: Part
+    val: Part
+    test: Part
+    ood_val: Mapping[str, Part]
+    near: Mapping[str, Part]
+    far: Mapping[str, Part]
+    shifted: Mapping[str, Part] = field(default_factory=dict)
+
+
+_IMAGENET = ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), augment="resized_crop")
+_TIN_TEXT = "classes that CIFAR lacks, {} for validation"
+
+
+def _imagenet(name: str, val: int, test: int, shifted: Mapping[str, tuple[str, int]]) -> Spec:
+    """ImageNet and its 200 classes share everything but the known images."""
+    lists = "imagenet/test_{}"
+    return Spec(
+        _IMAGENET,
+        Part(name, f"{name}/train_{name}", 0, "train", rule_text="all training images"),
+        Part(name, f"{name}/val_{name}", val, "val", _first_a_class(5), "first 5 a class"),
+        Part(name, f"{name}/test_{name}", test, "val", _after_first_a_class(5), "all but the first 5 a class"),
+        {
+            "openimage_o": Part(
+                "openimage_o", "imagenet/val_openimage_o", 1763, rule=_first(1763), rule_text="first 1763"
+            )
+        },
+        {
+            "ssb_hard": Part("ssb_hard", lists.format("ssb_hard"), 49000),
+            "ninco": Part("ninco", lists.format("ninco"), 5879),
+        },
+        {
+            "inaturalist": Part("inaturalist", lists.format("inaturalist"), 10000),
+            "texture": Part("texture", lists.format("textures"), 5160),
+            "openimage_o": Part(
+                "openimage_o", lists.format("openimage_o"), 15869, rule=_after(1763), rule_text="all but the first 1763"
+            ),
+        },
+        {key: Part(key, f"{name}/{imglist}", count) for key, (imglist, count) in shifted.items()},
+    )
+
+
+def _first(n: int) -> Rule:
+    return lambda data: torch.arange(min(n, len(data)))
+
+
+def _after(n: int) -> Rule:
+    return lambda data: torch.arange(min(n, len(data)), len(data))
+
+
+def _cifar(name: str, transform: ImageTransform, a_class: int, near: Part, tin: tuple[int, int], places: int) -> Spec:
+    """CIFAR-10 and CIFAR-100 differ in numbers only."""
+    return Spec(
+        transform,
+        Part(name, f"{name}/train_{name}", 50000, "train"),
+        Part(name, f"{name}/val_{name}", 1000, rule=_first_a_class(a_class), rule_text=f"first {a_class} a class"),
+        Part(
+            name,
+            f"{name}/test_{name}",
+            9000,
+            rule=_after_first_a_class(a_class),
+            rule_text=f"all but the first {a_class} a class",
+        ),
+        {"tin": Part("tin", f"{name}/val_tin", tin[0], rule=_tin(name, True), rule_text=_TIN_TEXT.format("20"))},
+        {
+            near.source: near,
+            "tin": Part(
+                "tin", f"{name}/test_tin", tin[1], rule=_tin(name, False), rule_text=_TIN_TEXT.format("but 20")
+            ),
+        },
+        {
+            "mnist": Part("mnist", f"{name}/test_mnist", 70000, "all"),
+            "svhn": Part("svhn", f"{name}/test_svhn", 26032),
+            "texture": Part("texture", f"{name}/test_texture", 5640),
+            "places365": Part("places365", f"{name}/test_places365", places),
+        },
+        {"cifar10c": Part("cifar10c", "cifar10/test_cifar10c", 10000)} if name == "cifar10" else {},
+    )
+
+
+BENCHMARKS: Mapping[str, Spec] = {
+    "cifar10": _cifar(
+        "cifar10",
+        ImageTransform(32, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        100,
+        Part(
+            "cifar100",
+            "cifar10/test_cifar100",
+            9000,
+            rule=_after_first_a_class(10),
+            rule_text="all but the first 10 a class",
+        ),
+        (1000, 7793),
+        35195,
+    ),
+    "cifar100": _cifar(
+        "cifar100",
+        ImageTransform(32, 32, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+        10,
+        Part("cifar10", "cifar100/test_cifar10", 10000),
+        (972, 6526),
+        33773,
+    ),
+    "imagenet200": _imagenet(
+        "imagenet200",
+        1000,
+        9000,
+        {
+            "imagenet_v2": ("test_imagenet200_v2", 2000),
+            "imagenet_c": ("test_imagenet200_c", 2000),
+            "imagenet_r": ("test_imagenet200_r", 30000),
+        },
+    ),
+    "imagenet": _imagenet(
+        "imagenet",
+        5000,
+        45000,
+        {
+            "imagenet_v2": ("test_imagenet_v2", 10000),
+            "imagenet_c": ("test_imagenet_c", 10000),
+            "imagenet_r": ("test_imagenet_r", 30000),
+        },
+    ),
+}
+
+# Folders that hold a source, in the order of preference; below the root, or below OpenOOD's image folders.
+_FOLDERS: Mapping[str, tuple[str, ...]] = {
+    "cifar10": ("cifar-10-batches-bin", "cifar-10-batches-py"),
+    "cifar100": ("cifar-100-binary", "cifar-100-python"),
+    "tin": ("tiny-imagenet-200",),
+    "mnist": ("MNIST/raw", "mnist"),
+    "svhn": ("svhn", "SVHN", "."),
+    "texture": ("dtd", "texture"),
+    "places365": ("places365", "places365_standard", "."),
+    "cifar10c": ("CIFAR-10-C",),
+    "imagenet": ("imagenet", "imagenet_1k", "ILSVRC2012", "ILSVRC/Data/CLS-LOC"),
+}
+_IMAGE_ROOTS = ("images_classic", "images_largescale", ".")
+
+
+def _read_source(source: str, half: str, folder: Path) -> DataSet | None:
+    """A source from its official files; None if this half of it is not in the folder."""
+    if source in ("cifar10", "cifar100"):
+        first = ("data_batch_1", "train") if half == "train" else ("test_batch", "test")
+        here = any((folder / f"{name}{suffix}").is_file() for name in first for suffix in ("", ".bin"))
+        return read_cifar(folder, "train" if half == "train" else "test") if here else None
+    if source == "mnist":
+        halves = []
+        if any(folder.glob("train-*")):
+            halves.append(read_mnist(folder, "train"))
+        if any(folder.glob("t10k-*")):
+            halves.append(read_mnist(folder, "test"))
+        return (
+            TensorSet("mnist", torch.cat([h.x for h in halves]), torch.cat([h.y for h in halves])) if halves else None
+        )
+    if source == "svhn":
+        return read_svhn(folder / "test_32x32.mat") if (folder / "test_32x32.mat").exists() else None
+    if source == "tin":
+        return read_tin(folder, "test") if (folder / "val").is_dir() else None
+    if source == "texture":
+        return read_texture(folder)
+    if source == "places365":
+        return read_places365(folder) if folder.name == "places365" or (folder / "val_256").is_dir() else None
+    if source == "cifar10c":
+        return read_cifar10c(folder)
+    if source == "imagenet":
+        found = read_folder(folder / half, kind="image") if (folder / half).is_dir() else None
+        return found if found and found.classes else None  # a flat folder has no labels
+    return read_folder(folder, kind="image")
+
+
+class _Finder:
+    """Finds the parts of one benchmark below a root, and keeps notes of what is not there."""
+
+    def __init__(self, name: str, root: Path) -> None:
+        if not root.is_dir():
+            raise DataError(f"{root}: there is no such data folder; name it, or set SPCP_DATA")
+        self.name, self.root, self.spec = name, root, BENCHMARKS[name]
+        self.notes: list[str] = []
+        self.read: dict[tuple[str, str], DataSet | None] = {}
+
+    def load(self) -> Benchmark:
+        spec = self.spec
+        test = self.find("test", self.name, spec.test)
+        if test is None:
+            raise DataError(f"{self.name}: its test images are needed; {self.notes[-1]}")
+        train, val = self.find("train", self.name, spec.train), self.find("val", self.name, spec.val)
+        odd = {
+            role: {name: as_ood(data) for name, part in parts.items() if (data := self.find(role, name, part))}
+            for role, parts in (("ood_val", spec.ood_val), ("near", spec.near), ("far", spec.far))
+        }
+        classes = test.classes or tuple(map(str, range(int(labels(test).max()) + 1)))
+        shifted = {name: data for name, part in spec.shifted.items() if (data := self.find("shifted", name, part))}
+        for name, data in list(shifted.items()):
+            if data.classes and data.classes != classes:  # read from folders of its own, without a list
+                del shifted[name]
+                self.notes.append(
+                    f"shifted/{name}: its classes are not the benchmark's, so it needs OpenOOD's list; skipped"
+                )
+        # ImageNet-C comes cut to 224 pixels; OpenOOD leaves it so.
+        cut = {"shifted/imagenet_c": dataclasses.replace(_IMAGENET, resize=224)} if "imagenet_c" in shifted else {}
+        return Benchmark(
+            self.name,
+            spec.transform,
+            classes,
+            train,
+            val,
+            test,
+            **odd,
+            shifted=shifted,
+            notes=tuple(self.notes),
+            exceptions=cut,
+        )
+
+    def find(self, role: str, name: str, part: Part) -> DataSet | None:
+        """One set: by its list if that is there, else by the rule."""
+        imglist = self.root / "benchmark_imglist" / f"{part.imglist}.txt"
+        data = self.listed(imglist, part) if imglist.exists() else self.ruled(part)
+        if data is None or not len(data):
+            self.notes.append(f"{role}/{name}: not below {self.root}, so it is skipped; {_how_to_get(part.source)}")
+            return None
+        data = dataclasses.replace(data, name=name)
+        if part.count and len(data) != part.count:
+            self.notes.append(f"{role}/{name}: {len(data)} images, OpenOOD has {part.count}")
+        return data
+
+    def listed(self, imglist: Path, part: Part) -> DataSet | None:
+        """The images of a list, from OpenOOD's own folders or else from official files."""
+        paths, y = parse_imglist(imglist)
+        for base in _IMAGE_ROOTS:
+            folder = self.root / base
+            index = _present(folder, paths)
+            if index:
+                chosen = tuple(paths[i] for i in index)
+                return FileSet(part.source, folder, chosen, torch.tensor([y[i] for i in index]), split="OpenOOD's list")
+        if part.source == "cifar10c":  # its official files are arrays, which the list's names say nothing about
+            return self.ruled(part)
+        data = self.official("imagenet" if part.source == "imagenet200" else part.source, part.half)
+        if data is None:
+            return None
+        where = _positions(data, part.source)
+        if where is None:
+            return dataclasses.replace(data, split="OpenOOD's list, which names the whole set")
+        index = [i for i, path in enumerate(paths) if _tail(path) in where]
+        data = take(data, [where[_tail(paths[i])] for i in index], split="OpenOOD's list, official files")
+        known = torch.tensor([y[i] for i in index], dtype=torch.int64)
+        if isinstance(data, FileSet):
+            return dataclasses.replace(data, y=known, classes=())
+        if len(known) and known.min() >= 0 and not torch.equal(known, labels(data)):
+            raise DataError(f"{imglist}: its labels are not those of the files below {self.root}; get both anew")
+        return data
+
+    def ruled(self, part: Part) -> DataSet | None:
+        """Without a list: official files, split by a rule that is written down."""
+        data = self.official(part.source, part.half)
+        if data is None:
+            return None
+        index = part.rule(data) if part.rule else torch.arange(len(data))
+        return take(data, index, split=f"spcp's split: {part.rule_text}")
+
+    def official(self, source: str, half: str) -> DataSet | None:
+        """A source from official files, read once."""
+        if source == "imagenet200":
+            return self.imagenet200(half)
+        if (source, half) not in self.read:
+            self.read[source, half] = next(self.candidates(source, half), None)
+        return self.read[source, half]
+
+    def candidates(self, source: str, half: str) -> Iterator[DataSet]:
+        """The source in every folder that holds it."""
+        for base in (".", *_IMAGE_ROOTS[:2]):
+            for name in _FOLDERS.get(source, (source,)):
+                folder = self.root / base / name
+                if folder.is_dir() and (data := _read_source(source, half, folder)) is not None:
+                    yield data
+
+    def imagenet200(self, half: str) -> DataSet | None:
+        """The classes of ImageNet-R, which are those of ImageNet-200, out of ImageNet."""
+        data, renditions = self.official("imagenet", half), self.official("imagenet_r", "test")
+        if data is None or renditions is None:
+            return None
+        number = {name: k for k, name in enumerate(renditions.classes)}
+        y = torch.tensor([number.get(name, -1) for name in data.classes])[labels(data)]
+        index = (y >= 0).nonzero()[:, 0]
+        return take(data, index, y=y[index], classes=renditions.classes)
+
+
+def _present(folder: Path, paths: tuple[str, ...]) -> list[int]:
+    """Which of the paths exist, with one look into each folder."""
+    by_parent: dict[str, list[int]] = {}
+    for i, path in enumerate(paths):
+        by_parent.setdefault(path.rpartition("/")[0], []).append(i)
+    found: list[int] = []
+    for parent, members in by_parent.items():
+        if (folder / parent).is_dir():
+            names = {entry.name for entry in os.scandir(folder / parent)}
+            found += [i for i in members if paths[i].rpartition("/")[2] in names]
+    return sorted(found)
+
+
+def _tail(path: str) -> str:
+    """By what an image of a list is found among official files: CIFAR's class and number, else the file's name."""
+    return "/".join(path.split("/")[-2:]) if path.startswith("cifar") else path.rpartition("/")[2]
+
+
+def _positions(data: DataSet, source: str) -> dict[str, int] | None:
+    """Where in the official set each image of a list is; None where lists name the whole set.
+
+    Lists call the n-th image of a class, counted from 1 in official order, `cifar10/test/airplane/0001.png`.
+    """
+    if source in ("mnist", "svhn"):
+        return None
+    if isinstance(data, FileSet):
+        return {path.rpartition("/")[2]: i for i, path in enumerate(data.paths)}
+    y = labels(data)
+    numbers = (_rank_in_class(y) + 1).tolist()
+    return {f"{data.classes[k]}/{n:04d}.png": i for i, (k, n) in enumerate(zip(y.tolist(), numbers, strict=True))}
+
+
+def _how_to_get(source: str) -> str:
+    if source in SOURCES:
+        return f"spcp.data.download({source!r}) fetches it"
+    if source in ("imagenet", "imagenet200"):
+        return "get ILSVRC 2012 from https://image-net.org and name its folder 'imagenet' (train and val by class)"
+    return f"get {source} by way of https://github.com/Jingkang50/OpenOOD and put it into images_largescale/{source}"

@@ -1,0 +1,58 @@
+"""Results that take long to compute, kept on disk under a key of everything they depend on."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+
+
+def cache_folder() -> Path:
+    """`$SPCP_CACHE`, else `spcp` in the user's cache folder."""
+    own = os.environ.get("SPCP_CACHE")
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(own).expanduser() if own else Path(base) / "spcp"
+
+
+def key_of(*parts: object) -> str:
+    """A short name for the contents of `parts`.
+
+    >>> key_of("a", 1) == key_of("a", 1) != key_of("a1")
+    True
+    """
+    digest = hashlib.sha256()
+    for part in parts:
+        text = repr(part).encode()
+        digest.update(f"{len(text)}:".encode() + text)
+    return digest.hexdigest()[:32]
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[BinaryIO]:
+    """A file to write that appears under its name only when all of it is written."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def cached(key: str, build: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
+    """The array that `build()` makes, from disk if it was built before. A damaged file is built again."""
+    path = (folder or cache_folder()) / f"{key}.npy"
+    with contextlib.suppress(FileNotFoundError, ValueError, EOFError, OSError):
+        return np.load(path, allow_pickle=False)
+    array = build()
+    with contextlib.suppress(OSError), written(path) as file:  # no room, no permission: the cache is a convenience
+        np.save(file, array, allow_pickle=False)
+    return array

@@ -1,0 +1,396 @@
+"""Readers for official files as they are downloaded: CIFAR, MNIST's idx, SVHN's mat, and npz or safetensors arrays.
+
+Each returns a `TensorSet`, and says in one sentence what is wrong with a file. Nothing in a file is ever executed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import pickle
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from .errors import DataError, need
+from .sets import OOD, TensorSet
+
+Split = Literal["train", "test"]
+
+CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+
+
+def check_split(split: str) -> None:
+    """Accept "train" and "test"."""
+    if split not in ("train", "test"):
+        raise DataError(f'split must be "train" or "test", not {split!r}')
+
+
+def read_bytes(path: Path) -> bytes:
+    """The whole file, or one sentence on why not."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}; check the path and the download") from error
+
+
+# --- CIFAR ------------------------------------------------------------------------------------------------------------
+
+
+def read_cifar(folder: str | Path, split: Split) -> TensorSet:
+    """CIFAR-10 or CIFAR-100 (fine labels), from the folder of the binary or the python version, in official order."""
+    folder = Path(folder).expanduser()
+    check_split(split)
+    layout = next((own for own in _CIFAR_LAYOUTS.values() if any((folder / f).exists() for f in own[1] + own[2])), None)
+    if layout is None:
+        raise DataError(
+            f"{folder}: no CIFAR files here; expected one of the folders {', '.join(_CIFAR_LAYOUTS)} as downloaded"
+        )
+    reader, train, test, hundred = layout
+    files = train if split == "train" else test
+    parts = [reader(folder / file, hundred) for file in files]
+    x = torch.from_numpy(np.concatenate([part[0] for part in parts])).view(-1, 3, 32, 32)
+    y = torch.from_numpy(np.concatenate([part[1] for part in parts]))
+    return TensorSet(f"cifar{100 if hundred else 10}", x, y, _cifar_classes(folder, hundred), f"official {split} files")
+
+
+def _cifar_binary(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Records of one label byte (CIFAR-100: coarse, fine) and 3 x 32 x 32 pixels."""
+    head = 2 if hundred else 1
+    raw = np.frombuffer(read_bytes(path), np.uint8)
+    if not len(raw) or len(raw) % (head + 3072):
+        raise DataError(f"{path}: {len(raw)} bytes are not whole records of {head + 3072}; download the file again")
+    records = raw.reshape(-1, head + 3072)
+    return records[:, head:].copy(), _cifar_labels(path, records[:, head - 1], hundred)
+
+
+def _cifar_python(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
+    """A pickled dictionary with `data` (N, 3072) and `labels` or `fine_labels`, read without executing anything."""
+    batch = load_plain_pickle(path)
+    key = b"fine_labels" if hundred else b"labels"
+    if not isinstance(batch, dict) or not {b"data", key} <= set(batch):
+        raise DataError(f"{path}: no dictionary with 'data' and '{key.decode()}', as CIFAR's python files hold")
+    x, y = batch[b"data"], batch[key]
+    if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
+        raise DataError(f"{path}: 'data' is not N x 3072 bytes; download the file again")
+    if not isinstance(y, list) or len(y) != len(x) or not all(isinstance(label, int) for label in y):
+        raise DataError(f"{path}: not one integer label for each of the {len(x)} images; download the file again")
+    return x, _cifar_labels(path, np.array(y), hundred)
+
+
+_CIFAR_LAYOUTS: Mapping[str, Any] = {
+    "cifar-10-batches-bin": (
+        _cifar_binary,
+        tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+        ("test_batch.bin",),
+        False,
+    ),
+    "cifar-100-binary": (_cifar_binary, ("train.bin",), ("test.bin",), True),
+    "cifar-10-batches-py": (_cifar_python, tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), False),
+    "cifar-100-python": (_cifar_python, ("train",), ("test",), True),
+}
+
+
+def _cifar_labels(path: Path, y: np.ndarray, hundred: bool) -> np.ndarray:
+    count = 100 if hundred else 10
+    if y.min() < 0 or y.max() >= count:
+        raise DataError(f"{path}: a label is {y.max()}, but CIFAR-{count} has {count} classes; download the file again")
+    return y.astype(np.int64)
+
+
+def _cifar_classes(folder: Path, hundred: bool) -> tuple[str, ...]:
+    if not hundred:
+        return CIFAR10_CLASSES
+    if (folder / "fine_label_names.txt").exists():
+        return tuple((folder / "fine_label_names.txt").read_text().split())
+    if (folder / "meta").exists():
+        names = load_plain_pickle(folder / "meta")[b"fine_label_names"]
+        return tuple(name.decode() for name in names)
+    return ()
+
+
+def read_cifar10c(folder: str | Path) -> TensorSet:
+    """CIFAR-10-C with each of the 10 000 test images once.
+
+    The official files hold every image under every corruption at five severities. Image i gets corruption `i mod 15`
+    (of the 15 standard ones, in alphabetic order) at severity `1 + (i div 15) mod 5`.
+    """
+    folder = Path(folder).expanduser()
+    y = _load_npy(folder / "labels.npy").astype(np.int64)
+    n = len(y) // 5  # labels.npy repeats the test labels for each severity
+    image = np.arange(n)
+    x = np.empty((n, 32, 32, 3), np.uint8)
+    for k, corruption in enumerate(CORRUPTIONS):
+        own = image[k::15]
+        stack = _load_npy(folder / f"{corruption}.npy", mmap=True)  # (5 n, 32, 32, 3), severity by severity
+        if stack.shape != (5 * n, 32, 32, 3) or stack.dtype != np.uint8:
+            raise DataError(
+                f"{folder / corruption}.npy: {stack.shape} of {stack.dtype}, not {5 * n} x 32 x 32 x 3 bytes"
+            )
+        x[own] = stack[(own // 15) % 5 * n + own]
+    images = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
+    return TensorSet("cifar10c", images, torch.from_numpy(y[:n]), CIFAR10_CLASSES, "each image under one corruption")
+
+
+CORRUPTIONS = (
+    "brightness",
+    "contrast",
+    "defocus_blur",
+    "elastic_transform",
+    "fog",
+    "frost",
+    "gaussian_noise",
+    "glass_blur",
+    "impulse_noise",
+    "jpeg_compression",
+    "motion_blur",
+    "pixelate",
+    "shot_noise",
+    "snow",
+    "zoom_blur",
+)
+
+
+def _load_npy(path: Path, mmap: bool = False) -> np.ndarray:
+    try:
+        return np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: cannot be read as a npy file ({error}); download it again") from error
+
+
+# --- pickles, without their powers ------------------------------------------------------------------------------------
+
+
+class _Type:
+    """Stands for `numpy.dtype` while a pickle is read; only whole numbers are admitted."""
+
+    def __init__(self, code: str | bytes, *_: Any) -> None:
+        self.code = code.decode() if isinstance(code, bytes) else code
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
+        self.dtype = np.dtype({"|": "", "=": "<"}.get(order, order) + self.code)
+        if self.dtype.kind not in "iu":
+            raise pickle.UnpicklingError(f"an array of {self.dtype}")
+
+
+class _Array:
+    """Stands for `numpy.ndarray` while a pickle is read: bytes, a shape and a type, checked against each other."""
+
+    array: np.ndarray
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        _version, shape, kind, fortran, data = state
+        data = data.encode("latin1") if isinstance(data, str) else data
+        if math.prod(shape) * kind.dtype.itemsize != len(data):
+            raise pickle.UnpicklingError("an array whose shape and bytes disagree")
+        self.array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if fortran else "C").copy()
+
+
+def _latin1(text: str, encoding: str) -> bytes:
+    """Stands for `codecs.encode`, by which Python 3 writes bytes into old pickles."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"an encoding {encoding!r}")
+    return text.encode("latin1")
+
+
+_ADMITTED: Mapping[tuple[str, str], Any] = {
+    **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
+    ("numpy", "ndarray"): object(),  # only ever an argument of _reconstruct
+    ("numpy", "dtype"): _Type,
+    ("_codecs", "encode"): _latin1,
+}
+
+
+class _PlainUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) not in _ADMITTED:
+            raise pickle.UnpicklingError(f"a reference to {module}.{name}")
+        return _ADMITTED[module, name]
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("a reference to something outside")
+
+
+def load_plain_pickle(path: Path) -> Any:
+    """A pickle of plain values (numbers, strings, lists, dictionaries) and integer arrays.
+
+    Anything else in it, a reference to a function say, is refused before it is touched: numpy's own names stand here
+    for small classes that check a shape against its bytes.
+    """
+    try:
+        return _unwrapped(_PlainUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load())
+    except DataError:
+        raise
+    except Exception as error:  # a hostile pickle can raise anything
+        raise DataError(f"{path}: not a pickle of plain values and arrays ({error}); download it again") from error
+
+
+def _unwrapped(value: Any) -> Any:
+    if isinstance(value, _Array):
+        return value.array
+    if isinstance(value, dict):
+        return {key: _unwrapped(item) for key, item in value.items()}
+    if isinstance(value, _Type):
+        raise pickle.UnpicklingError("a type that is no array's")
+    return value
+
+
+# --- MNIST and its relatives ------------------------------------------------------------------------------------------
+
+
+def read_idx(path: str | Path) -> np.ndarray:
+    """An array of bytes in MNIST's idx format, gzipped or not: magic number 0 0 8 ndim, sizes, values."""
+    path = Path(path).expanduser()
+    raw = read_bytes(path)
+    stream: Any = gzip.GzipFile(fileobj=io.BytesIO(raw)) if raw[:2] == b"\x1f\x8b" else io.BytesIO(raw)
+    try:
+        magic = stream.read(4)
+        if len(magic) < 4 or magic[:3] != b"\x00\x00\x08" or not 1 <= magic[3] <= 4:
+            raise DataError(
+                f"{path}: starts with {magic.hex(' ')}, which is not an idx file of bytes; download it again"
+            )
+        header = stream.read(4 * magic[3])
+        if len(header) < 4 * magic[3]:
+            raise DataError(f"{path}: ends within its header; download it again")
+        shape = np.frombuffer(header, ">u4").tolist()
+        size = math.prod(shape)
+        data = stream.read(size + 1)  # no more than the header says, whatever the archive unpacks to
+    except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
+        raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
+    if len(data) != size:
+        has = "more" if len(data) > size else f"{len(data)}"
+        raise DataError(f"{path}: its header says {size} values, but it has {has}; download it again")
+    return np.frombuffer(data, np.uint8).reshape(shape)
+
+
+def read_mnist(folder: str | Path, split: Split) -> TensorSet:
+    """MNIST, Fashion-MNIST, KMNIST: the four idx files of one folder, gzipped or not."""
+    folder = Path(folder).expanduser()
+    check_split(split)
+    stem = "train" if split == "train" else "t10k"
+    x, y = (
+        read_idx(_first(folder, [f"{stem}-{what}{dot}idx{n}-ubyte{gz}" for dot in "-." for gz in ("", ".gz")]))
+        for what, n in (("images", 3), ("labels", 1))
+    )
+    if x.ndim != 3 or y.ndim != 1 or len(x) != len(y):
+        raise DataError(f"{folder}: {split} images of shape {x.shape} do not go with labels of shape {y.shape}")
+    return TensorSet(
+        "mnist", torch.from_numpy(x.copy())[:, None], torch.from_numpy(y.astype(np.int64)), split=f"{split} files"
+    )
+
+
+def _first(folder: Path, names: Sequence[str]) -> Path:
+    for name in names:
+        if (folder / name).exists():
+            return folder / name
+    raise DataError(f"{folder}: none of {', '.join(names)} is here; download the data set or name another folder")
+
+
+# --- SVHN -------------------------------------------------------------------------------------------------------------
+
+
+def read_svhn(path: str | Path) -> TensorSet:
+    """SVHN's cropped digits, `test_32x32.mat` or `train_32x32.mat`; the digit 0, which the file calls 10, becomes 0."""
+    path = Path(path).expanduser()
+    io_module = need("scipy.io", "scipy")
+    read_bytes(path)[:0]  # a missing file is said in our words
+    try:
+        content = io_module.loadmat(path, variable_names=["X", "y"])
+        x, y = content["X"], content["y"].reshape(-1)
+    except KeyError as error:
+        raise DataError(
+            f"{path}: has no array {error}, as SVHN's files do; name the file of the cropped digits"
+        ) from error
+    except Exception as error:  # scipy raises a dozen kinds on damaged files
+        raise DataError(f"{path}: cannot be read as a mat file ({error}); download it again") from error
+    if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.dtype != np.uint8 or x.shape[3] != len(y):
+        raise DataError(
+            f"{path}: X is {x.shape} of {x.dtype} with {len(y)} labels, not 32 x 32 x 3 x N bytes with N labels"
+        )
+    labels = np.where(y == 10, 0, y).astype(np.int64)
+    if labels.min(initial=0) < 0 or labels.max(initial=0) > 9:
+        raise DataError(f"{path}: a label is {y.max()}, but digits go from 1 to 10; download it again")
+    images = np.ascontiguousarray(x.transpose(3, 2, 0, 1))
+    return TensorSet("svhn", torch.from_numpy(images), torch.from_numpy(labels), tuple("0123456789"), path.name)
+
+
+# --- arrays of one's own ----------------------------------------------------------------------------------------------
+
+_X_NAMES = ("images", "embeddings", "features", "x", "data", "arr_0")
+_Y_NAMES = ("labels", "label", "y", "targets", "arr_1")
+
+
+def read_arrays(path: str | Path, split: str = "") -> TensorSet:
+    """Images or embeddings in a npz, npy or safetensors file.
+
+    The samples are called images, embeddings, features, x, data or arr_0; their labels, which may be missing, labels,
+    label, y, targets or arr_1. With a split, names such as `test_images` or `x_test` come first. Images are
+    (N, H, W), (N, H, W, C) or (N, C, H, W) bytes; everything else is taken as floats.
+    """
+    path = Path(path).expanduser()
+    arrays = _load_arrays(path)
+    x = _named(arrays, _X_NAMES, split)
+    y = _named(arrays, _Y_NAMES, split)
+    if x is None:
+        raise DataError(f"{path}: holds {sorted(arrays) or 'nothing'}; call the samples one of {', '.join(_X_NAMES)}")
+    if x.ndim < 2:
+        raise DataError(f"{path}: samples of shape {tuple(x.shape)} are no images (N, H, W) and no embeddings (N, D)")
+    if x.dtype == torch.uint8 and x.ndim in (3, 4):
+        x = _planar(x)
+    else:
+        x = x.float()
+        bad = ~torch.isfinite(x).flatten(1).all(1)
+        if bad.any():
+            raise DataError(
+                f"{path}: sample {int(bad.nonzero()[0])} is not finite, one of {int(bad.sum())}; remove them"
+            )
+    if y is None:
+        y = torch.full((len(x),), OOD)
+    if y.is_floating_point() and not torch.equal(y, y.round()):
+        raise DataError(f"{path}: labels must be whole numbers, counted from 0")
+    return TensorSet(path.stem, x, y.reshape(len(y), -1)[:, 0].long() if y.ndim == 2 and y.shape[1] == 1 else y.long())
+
+
+def _load_arrays(path: Path) -> dict[str, Tensor]:
+    raw = read_bytes(path)
+    try:
+        if path.suffix == ".safetensors":
+            return dict(need("safetensors.torch", "safetensors").load(raw))
+        loaded = np.load(io.BytesIO(raw), allow_pickle=False)
+        arrays = {"arr_0": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
+        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+    except ImportError:
+        raise
+    except (ValueError, TypeError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
+        raise DataError(
+            f"{path}: cannot be read ({error}); save plain arrays with numpy.savez or safetensors"
+        ) from error
+    except Exception as error:
+        if type(error).__name__ != "SafetensorError":
+            raise
+        raise DataError(f"{path}: damaged safetensors file ({error}); write it again") from error
+
+
+def _named(arrays: Mapping[str, Tensor], names: Sequence[str], split: str) -> Tensor | None:
+    for name in names:
+        for key in (f"{split}_{name}", f"{name}_{split}", name):
+            if key in arrays:
+                return arrays[key]
+    return None
+
+
+def _planar(x: Tensor) -> Tensor:
+    """(N, C, H, W) from (N, H, W), (N, H, W, C) or itself."""
+    if x.ndim == 3:
+        return x[:, None]
+    if x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x

@@ -1,0 +1,145 @@
+"""How images are prepared: the benchmark's test transform exactly, and its augmentations.
+
+The test transform is `RGB, resize the short side (bilinear, antialiased), centre crop, scale to [0, 1], normalise`. All
+but the last two steps end in bytes, so an image that is prepared once can be kept as bytes with nothing lost.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from .errors import DataError, need
+
+
+@dataclass(frozen=True)
+class ImageTransform:
+    """What a network gets to see of an image; as many channels as `mean` has values (1: grey, 3: RGB).
+
+    In training, "crop" cuts at a random place after padding with black, as for CIFAR; "resized_crop" cuts a random box
+    of 8 to 100 % of the area and resizes it, as for ImageNet; "none" leaves the test transform.
+    """
+
+    resize: int  # short side
+    crop: int
+    mean: tuple[float, ...]  # of pixels in [0, 1]
+    std: tuple[float, ...]
+    augment: Literal["crop", "resized_crop", "none"] = "crop"
+    padding: int = 4  # of "crop"
+    flip: bool = True
+
+    def __post_init__(self) -> None:
+        if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
+            raise DataError(f"mean and std must have 1 or 3 values each, not {len(self.mean)} and {len(self.std)}")
+        if min(self.std) <= 0:
+            raise DataError(f"std must be positive, not {self.std}")
+        if self.crop < 1 or self.resize < self.crop:
+            raise DataError(f"crop must be at least 1 and at most resize, not {self.crop} of {self.resize}")
+        if self.augment not in ("crop", "resized_crop", "none"):
+            raise DataError(f'augment must be "crop", "resized_crop" or "none", not {self.augment!r}')
+
+    @property
+    def channels(self) -> int:
+        """1 or 3."""
+        return len(self.mean)
+
+
+def open_image(source: Path | Any) -> Any:
+    """A Pillow image, wholly decoded; a file that is cut short or is no image is a `DataError`."""
+    image_module = need("PIL.Image", "pillow")
+    try:
+        with image_module.open(source) as image:
+            image.load()
+            return image
+    except FileNotFoundError as error:
+        raise DataError(f"{source}: there is no such file; check the list or the folder") from error
+    except (OSError, SyntaxError, ValueError, EOFError, image_module.DecompressionBombError) as error:
+        raise DataError(f"{source}: not a readable image ({error}); repair or remove it") from error
+
+
+def as_image(sample: Any, where: str) -> Any:
+    """A Pillow image of an image, or of bytes (H, W), (C, H, W) or (H, W, C)."""
+    image_module = need("PIL.Image", "pillow")
+    if isinstance(sample, image_module.Image):
+        return sample
+    pixels = np.asarray(sample)
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
+        raise DataError(f"{where}: an array of {pixels.dtype} and shape {pixels.shape} is no image of bytes")
+    if pixels.ndim == 3 and pixels.shape[0] in (1, 3):
+        pixels = pixels.transpose(1, 2, 0)
+    if pixels.ndim == 3 and pixels.shape[2] == 1:
+        pixels = pixels[:, :, 0]
+    return image_module.fromarray(np.ascontiguousarray(pixels))
+
+
+def with_channels(image: Any, channels: int) -> Any:
+    """Grey or RGB. Of 16-bit images the high byte is kept; Pillow itself would cut them off at 255."""
+    if image.mode.startswith("I;16"):
+        image = need("PIL.Image", "pillow").fromarray((np.asarray(image) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        raise DataError(
+            f"an image of mode {image.mode} (32-bit pixels) has no range to scale from; save it with 8 or 16 bits"
+        )
+    mode = "L" if channels == 1 else "RGB"
+    return image if image.mode == mode else image.convert(mode)
+
+
+def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:
+    """Bytes (crop, crop, C) by the test transform: short side to `resize`, then the centre.
+
+    Pillow resizes the rows, rounds, and then the columns. So does this, but for the columns that the crop drops.
+    """
+    bilinear = need("PIL.Image", "pillow").Resampling.BILINEAR
+    image = with_channels(image, transform.channels)
+    short = min(image.size)
+    width, height = (transform.resize if side == short else int(transform.resize * side / short) for side in image.size)
+    left, top = (round((side - transform.crop) / 2.0) for side in (width, height))
+    if width != image.width:
+        image = image.resize((width, image.height), bilinear)
+    image = image.crop((left, 0, left + transform.crop, image.height))
+    if height != image.height:
+        image = image.resize((transform.crop, height), bilinear)
+    return _pixels(image.crop((0, top, transform.crop, top + transform.crop)))
+
+
+def train_pixels(image: Any, transform: ImageTransform, rng: np.random.Generator) -> np.ndarray:
+    """Bytes (crop, crop, C), augmented."""
+    image_module = need("PIL.Image", "pillow")
+    if transform.augment == "resized_crop":
+        image = with_channels(image, transform.channels)
+        image = image.crop(random_box(image.width, image.height, rng)).resize(
+            (transform.crop, transform.crop), image_module.Resampling.BILINEAR
+        )
+        pixels = _pixels(image)
+    else:
+        pixels = eval_pixels(image, transform)
+    flip = transform.flip and transform.augment != "none" and rng.random() < 0.5
+    if transform.augment == "crop":
+        pad = transform.padding
+        left, top = rng.integers(0, 2 * pad + 1, size=2)
+        padded = np.pad(pixels, ((pad, pad), (pad, pad), (0, 0)))
+        pixels = padded[top : top + transform.crop, left : left + transform.crop]
+    return pixels[:, ::-1] if flip else pixels
+
+
+def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
+    """A box of 8 to 100 % of the area with sides 3:4 to 4:3; where ten tries do not fit, the largest such box."""
+    for _ in range(10):
+        area = width * height * rng.uniform(0.08, 1.0)
+        ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))
+        w, h = round(math.sqrt(area * ratio)), round(math.sqrt(area / ratio))
+        if 0 < w <= width and 0 < h <= height:
+            left, top = int(rng.integers(0, width - w + 1)), int(rng.integers(0, height - h + 1))
+            return left, top, left + w, top + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    left, top = (width - w) // 2, (height - h) // 2
+    return left, top, left + w, top + h
+
+
+def _pixels(image: Any) -> np.ndarray:
+    array = np.asarray(image)
+    return array if array.ndim == 3 else array[:, :, None]

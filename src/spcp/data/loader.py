@@ -1,0 +1,377 @@
+"""Batches: from a tensor on the device for small samples, from worker processes for large images.
+
+Everything random follows from (seed, epoch, position): a run resumes in the middle of an epoch exactly where it
+stopped, and what is trained on does not depend on the number of processes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from ..progress import track
+from .audio import AudioTransform, fixed_length, log_mel
+from .cache import cached, key_of
+from .errors import DataError
+from .folders import Bad
+from .images import ImageTransform, as_image, eval_pixels, train_pixels
+from .sets import DataSet, FileSet, TensorSet, as_set
+
+Transform = ImageTransform | AudioTransform | None
+
+IN_MEMORY_SIDE = 64  # images up to this size are prepared once and kept as bytes
+CHUNK = 2**19  # pixels that are normalised together on a CPU, so that they stay in its cache
+
+
+class Loader:
+    """Batches (x, y) of a data set, prepared by the benchmark's transform.
+
+    `Loader(data, transform)` goes through the data in order, by the test transform: for evaluation, and for what
+    detectors fit. With `train=True` it is shuffled and augmented, anew in every epoch.
+
+    Args:
+        data: a set, or anything `as_set` takes.
+        transform: the benchmark's. Bytes and files need one; floats are passed on as they are.
+        batch_size: of all processes together; with `world_size` processes each gets its share of every batch.
+        train: shuffle and augment. Across processes the last batch is cut to equal shares.
+        seed: of order and augmentation.
+        device: where batches, and data that fits in memory, live.
+        rank, world_size: this process, and how many there are.
+        workers: processes that decode (default: one for each core, at most 8); 0 decodes in this one.
+        bad: "raise" stops at a file that cannot be read; "skip" leaves it out and counts it in `skipped`.
+        cache: keep files that were prepared once, as bytes, in the user's cache folder.
+    """
+
+    def __init__(
+        self,
+        data: Any,
+        transform: Transform = None,
+        *,
+        batch_size: int = 128,
+        train: bool = False,
+        seed: int = 0,
+        device: str | torch.device = "cpu",
+        rank: int = 0,
+        world_size: int = 1,
+        workers: int | None = None,
+        bad: Bad = "raise",
+        cache: bool = True,
+    ) -> None:
+        if batch_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
+            raise DataError(
+                f"batch_size {batch_size} must be a positive multiple of world_size {world_size}, rank below it"
+            )
+        data = as_set(data)
+        if not len(data):
+            raise DataError(f"{data.name}: is empty; nothing can be loaded from it")
+        self.skipped: dict[str, str] = {}  # what could not be read, and why
+        self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
+        self.transform, self.batch_size, self.train, self.seed = transform, batch_size, train, seed
+        self.device, self.rank, self.world_size, self.bad = torch.device(device), rank, world_size, bad
+        self.next_epoch = 0  # the one that iterating over the loader starts
+        if isinstance(data, TensorSet) or (isinstance(data, FileSet) and fits_in_memory(transform, train)):
+            data = prepare(data, transform, workers=self.workers, bad=bad, cache=cache, skipped=self.skipped)
+        self.data: DataSet = data
+        self._memory = _Memory(data, transform, train, self.device) if isinstance(data, TensorSet) else None
+
+    def __len__(self) -> int:
+        """Batches in an epoch (in evaluation, of all processes together)."""
+        full, rest = divmod(len(self.data), self.batch_size)
+        return full + (rest >= (self.world_size if self.train else 1))
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """One epoch; in training the next one each time."""
+        epoch, self.next_epoch = self.next_epoch, self.next_epoch + self.train
+        return self.epoch(epoch)
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
+        """The batches of an epoch from the `start`-th on."""
+        order, windows = self._plan(epoch)
+        shares = [self._share(batch) for batch in range(start, len(self))]
+        shares = [share for share in shares if share.start < share.stop]  # evaluation: the rest may not go round
+        if self._memory is not None:
+            order, windows = order.to(self.device), windows.to(self.device)
+            for share in shares:
+                yield self._memory.batch(order[share], windows[share])
+            return
+        keys = [[(int(order[i]), epoch, i) for i in range(share.start, share.stop)] for share in shares]
+        if not keys:
+            return
+        decoder = _Decoder(self.data, self.transform, self.train, self.seed)
+        for x, y, problems in _stream(decoder, keys, self.workers, self.device):
+            self._note(problems)
+            if len(y):
+                x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+                with _one_thread(x):
+                    x = finish(x, self.transform)
+                yield x, y
+
+    def order(self, epoch: int = 0) -> Tensor:
+        """Which samples this process sees in an epoch, in order (by index in `data`)."""
+        order, _ = self._plan(epoch)
+        return torch.cat([order[:0], *(order[self._share(batch)] for batch in range(len(self)))])
+
+    def _plan(self, epoch: int) -> tuple[Tensor, Tensor]:
+        """For every position of an epoch: which sample, and which window of it. Always made on the CPU."""
+        n = len(self.data)
+        if not self.train:
+            return torch.arange(n), torch.zeros(n, dtype=torch.int64)
+        (state,) = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)
+        rng = torch.Generator().manual_seed(int(state >> np.uint64(1)))
+        order = torch.randperm(n, generator=rng)
+        return order, torch.randint(_window_count(self.transform, self.train), (n,), generator=rng)
+
+    def _share(self, batch: int) -> slice:
+        """Positions of this process in a batch."""
+        start = batch * self.batch_size
+        size = min(self.batch_size, len(self.data) - start)
+        if self.train:
+            size -= size % self.world_size
+        first, last = (start + size * r // self.world_size for r in (self.rank, self.rank + 1))
+        return slice(first, last)
+
+    def _note(self, problems: list[tuple[str, str]]) -> None:
+        if problems and self.bad == "raise":
+            raise DataError(problems[0][1])
+        self.skipped.update(problems)
+
+
+def fits_in_memory(transform: Transform, train: bool = False) -> bool:
+    """Whether files are prepared once and then live as one tensor."""
+    if isinstance(transform, ImageTransform):
+        return transform.crop <= IN_MEMORY_SIDE and not (train and transform.augment == "resized_crop")
+    return isinstance(transform, AudioTransform)
+
+
+# --- in memory --------------------------------------------------------------------------------------------------------
+
+
+def _window_count(transform: Transform, train: bool) -> int:
+    """In how many ways a kept image can be cut: places times mirrored or not."""
+    if not train or not isinstance(transform, ImageTransform) or transform.augment != "crop":
+        return 1
+    return (2 * transform.padding + 1) ** 2 * (1 + transform.flip)
+
+
+class _Memory:
+    """A data set as one tensor on the device.
+
+    Augmentation is one `gather`: row w of `table` lists which pixels of the padded image window w is made of, so that
+    every image of a batch is cut at its own place, mirrored or not, in one pass.
+    """
+
+    def __init__(self, data: TensorSet, transform: Transform, train: bool, device: torch.device) -> None:
+        self.y = data.y.to(device)
+        self.table: Tensor | None = None
+        self.transform = transform if data.x.dtype == torch.uint8 else None
+        x = data.x
+        self.shape = tuple(x.shape[1:])
+        if isinstance(transform, ImageTransform) and _window_count(transform, train) > 1:
+            pad, side = transform.padding, transform.crop
+            x = F.pad(x, (pad, pad, pad, pad))
+            pixel = torch.arange(x.shape[2] * x.shape[3]).view(x.shape[2:])
+            views = pixel.unfold(0, side, 1).unfold(1, side, 1).reshape(-1, side, side)  # (places, side, side)
+            if transform.flip:
+                views = torch.cat([views, views.flip(2)])
+            self.table = views.flatten(1).to(device)  # (windows, side * side)
+        self.rows = x.flatten(1).to(device)  # (N, C * H * W); whole rows are what index_select copies fastest
+
+    def batch(self, index: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+        x = self.rows.index_select(0, index)
+        if self.table is not None:
+            pixels = self.table.index_select(0, window)[:, None]  # (B, 1, side * side)
+            x = x.view(len(x), self.shape[0], -1)
+            x = x.gather(2, pixels.expand(-1, self.shape[0], -1))
+        return finish(x.view(-1, *self.shape), self.transform), self.y.index_select(0, index)
+
+
+def finish(x: Tensor, transform: Transform) -> Tensor:
+    """What the network gets: bytes as `(x / 255 - mean) / std`, waveforms as spectrograms, floats as they are."""
+    if isinstance(transform, AudioTransform) and x.ndim == 2:
+        return log_mel(x, transform)
+    if x.dtype != torch.uint8:
+        return x
+    if not isinstance(transform, ImageTransform):
+        raise DataError("images in bytes need a transform that says how they are normalised: pass an ImageTransform")
+    scale, shift = _scale_and_shift(transform.mean, transform.std, x.device)
+    out = torch.empty(x.shape, device=x.device)
+    rows = max(1, CHUNK // x[0].numel()) if x.device.type == "cpu" else len(x)
+    for part, source in zip(out.split(rows), x.split(rows), strict=True):
+        part.copy_(source).mul_(scale).sub_(shift)
+    return out
+
+
+@functools.lru_cache
+def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """`x * scale - shift = (x / 255 - mean) / std`, each (C, 1, 1)."""
+    means, deviations = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
+    return 1 / (255 * deviations), means / deviations
+
+
+# --- from worker processes --------------------------------------------------------------------------------------------
+
+_Key = tuple[int, int, int]  # index, epoch, position
+_Batch = tuple[Tensor, Tensor, list[tuple[str, str]]]  # samples, labels, (what, why) of those that cannot be read
+
+
+class _Decoder(Dataset[_Batch]):
+    """Decodes a batch at a time, in whichever process it is called. Bad files come back as words, not as exceptions."""
+
+    def __init__(self, data: DataSet, transform: Transform, train: bool, seed: int) -> None:
+        self.data, self.transform, self.train, self.seed = data, transform, train, seed
+
+    def __getitems__(self, keys: list[_Key]) -> _Batch:
+        samples: list[Tensor] = []
+        labels, problems = [], []
+        for index, epoch, position in keys:
+            where = _where(self.data, index)
+            try:
+                sample, label = self.data[index]
+                rng = np.random.default_rng((self.seed, epoch, position)) if self.train else None
+                x = _decoded(sample, self.transform, rng, where)
+                if samples and (x.shape, x.dtype) != (samples[0].shape, samples[0].dtype):
+                    raise DataError(f"{tuple(x.shape)} is not the shape {tuple(samples[0].shape)} of others; resize it")
+                samples.append(x)
+                labels.append(label)
+            except DataError as error:
+                text = str(error)
+                problems.append((where, text if where in text else f"{where}: {text}"))
+        x = default_collate(samples) if samples else torch.empty(0)  # in a worker it stacks right into shared memory
+        return x, torch.tensor(labels, dtype=torch.int64), problems
+
+
+def _where(data: DataSet, index: int) -> str:
+    """What to call a sample in a message."""
+    return str(data.root / data.paths[index]) if isinstance(data, FileSet) else f"{data.name}, item {index}"
+
+
+def _decoded(sample: Any, transform: Transform, rng: np.random.Generator | None, where: str) -> Tensor:
+    """One sample of fixed shape: bytes (C, H, W), a waveform (samples,), or floats as they came."""
+    if isinstance(sample, Tensor) and sample.is_floating_point():
+        return sample
+    if isinstance(sample, np.ndarray) and sample.dtype.kind == "f":
+        return torch.from_numpy(sample)
+    if isinstance(transform, AudioTransform):
+        wave, rate = sample
+        return fixed_length(wave, rate, transform)
+    if transform is None:
+        raise DataError(f"{where}: an image or bytes, which need a transform; pass one to the loader")
+    image = as_image(sample, where)
+    pixels = eval_pixels(image, transform) if rng is None else train_pixels(image, transform, rng)
+    return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C"))  # a copy: Pillow's bytes are read-only
+
+
+def _stream(decoder: _Decoder, batches: list[list[_Key]], workers: int, device: torch.device) -> Iterator[_Batch]:
+    """Decoded batches in order. The generator keeps the loader from drawing on the global one."""
+    loader: DataLoader[_Batch] = DataLoader(
+        decoder,
+        batch_sampler=batches,
+        num_workers=min(workers, len(batches)),
+        collate_fn=_unchanged,
+        pin_memory=device.type == "cuda",
+        generator=torch.Generator().manual_seed(0),
+    )
+    yield from loader
+
+
+def _unchanged(batch: Any) -> Any:
+    return batch
+
+
+@contextlib.contextmanager
+def _one_thread(x: Tensor) -> Iterator[None]:
+    """While workers keep all cores busy, threads on the CPU wait for each other more than they help."""
+    threads = torch.get_num_threads()
+    alone = x.device.type != "cpu" or threads == 1
+    if not alone:
+        torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        if not alone:
+            torch.set_num_threads(threads)
+
+
+def prepare(
+    data: Any,
+    transform: Transform,
+    *,
+    workers: int | None = None,
+    bad: Bad = "raise",
+    cache: bool = True,
+    skipped: dict[str, str] | None = None,
+) -> TensorSet:
+    """The whole set in memory, by the test transform: images as bytes (N, C, crop, crop), sounds as spectrograms.
+
+    What comes of files is kept in the cache folder, under a key of their names, sizes and times and of the transform.
+    With `bad="skip"`, files that cannot be read are left out and put into `skipped`.
+    """
+    data = as_set(data)
+    if isinstance(data, TensorSet):
+        if data.x.dtype != torch.uint8 or not isinstance(transform, ImageTransform):
+            return data
+        if data.x.shape[2:] == (transform.crop,) * 2 and transform.resize == transform.crop:
+            if data.x.shape[1] == transform.channels:
+                return data
+            if data.x.shape[1] == 1:
+                return dataclasses.replace(data, x=data.x.expand(-1, 3, -1, -1).contiguous())
+    problems: dict[str, str] = {}
+    kept: list[Tensor] = []
+
+    def build() -> np.ndarray:
+        decoder = _Decoder(data, transform, train=False, seed=0)
+        keys = [[(i, 0, i) for i in range(s, min(s + 256, len(data)))] for s in range(0, len(data), 256)]
+        used = min(8, os.cpu_count() or 1) if workers is None else workers
+        stream = _stream(decoder, keys, used if len(data) > 1024 else 0, torch.device("cpu"))
+        parts = []
+        for x, y, bad_ones in track(stream, f"preparing {data.name}", len(keys)):
+            if bad_ones and bad == "raise":
+                raise DataError(bad_ones[0][1])
+            problems.update(bad_ones)
+            if len(y):
+                kept.append(y)
+                parts.append(finish(x, transform) if isinstance(transform, AudioTransform) else x)
+        if not parts:
+            raise DataError(
+                f"{data.name}: none of its {len(data)} samples can be read; the first: {next(iter(problems.values()))}"
+            )
+        array: np.ndarray = torch.cat(parts).numpy()
+        return array
+
+    if isinstance(data, FileSet) and cache and bad == "raise":
+        x = cached(_key(data, transform), build)
+        if len(x) != len(data):  # not ours, or damaged
+            x = build()
+        y = data.y
+    else:
+        x = build()
+        y = torch.cat(kept)
+    if skipped is not None:
+        skipped.update(problems)
+    return TensorSet(data.name, torch.from_numpy(x), y, data.classes, data.split)
+
+
+def _key(data: FileSet, transform: Transform) -> str:
+    """Of everything that the prepared bytes depend on; the last part changes when the way of preparing does."""
+    files = []
+    for path in data.paths:
+        try:
+            info = os.stat(data.root / path)
+        except OSError as error:
+            raise DataError(f"{data.root / path}: {error.strerror}; check the list or the folder") from error
+        files.append((path, info.st_size, info.st_mtime_ns))
+    if isinstance(transform, ImageTransform):
+        how: tuple[object, ...] = (transform.resize, transform.crop, transform.channels)
+    else:
+        how = (transform,)
+    return key_of("prepared", str(data.root.resolve()), files, how, "1")

@@ -1,0 +1,163 @@
+import shutil
+from pathlib import Path
+
+import pytest
+from formats import pixels, write_image, write_sound, write_tin
+from PIL import Image
+
+from spcp import data
+
+
+def test_images_by_class(tmp_path: Path) -> None:
+    for name in ("dog/b.JPG", "dog/a.png", "cat/deep/c.jpeg", "10/x.bmp", "9/x.webp"):
+        write_image(tmp_path / name, seed=len(name))
+    (tmp_path / "dog" / "notes.txt").write_text("not an image")
+    (tmp_path / ".hidden").mkdir()
+    write_image(tmp_path / ".hidden" / "a.png")
+    found = data.read_folder(tmp_path)
+    assert found.classes == ("9", "10", "cat", "dog")  # numbers by value, then names
+    assert [(path, found.classes[k]) for path, k in zip(found.paths, found.y.tolist(), strict=True)] == [
+        ("10/x.bmp", "10"),
+        ("9/x.webp", "9"),
+        ("cat/deep/c.jpeg", "cat"),
+        ("dog/a.png", "dog"),
+        ("dog/b.JPG", "dog"),
+    ]
+    image, label = found[3]
+    assert isinstance(image, Image.Image)
+    assert label == 3
+    assert data.histogram(found) == {"9": 1, "10": 1, "cat": 1, "dog": 2}
+
+
+def test_a_flat_folder_is_unlabelled(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png")
+    write_image(tmp_path / "b.png")
+    assert data.read_folder(tmp_path).y.tolist() == [-1, -1]
+    write_image(tmp_path / "cat" / "c.png")
+    with pytest.raises(data.DataError, match=r"a.png: lies beside the class folders"):
+        data.read_folder(tmp_path)
+
+
+def test_classes_in_names(tmp_path: Path) -> None:
+    for name in ("7_anna_0.wav", "7_anna_1.wav", "3_bob_0.wav"):
+        write_sound(tmp_path / name)
+    found = data.read_folder(tmp_path, label=r"(\d+)_[^/]*$")
+    assert found.kind == "audio"
+    assert found.classes == ("3", "7")
+    assert found.y.tolist() == [0, 1, 1]
+    with pytest.raises(data.DataError, match=r"3_bob_0.wav: the label pattern '\(x\)' does not match"):
+        data.read_folder(tmp_path, label="(x)")
+    with pytest.raises(data.DataError, match="must be a regular expression with one group"):
+        data.read_folder(tmp_path, label="(")
+    with pytest.raises(data.DataError, match="must be a regular expression with one group"):
+        data.read_folder(tmp_path, label="anna|bob")
+    with pytest.raises(data.DataError, match="the class '3' is none of the 1 known ones"):
+        data.read_folder(tmp_path, label=r"(\d)", classes=["7"])
+
+
+def test_folders_that_will_not_do(tmp_path: Path) -> None:
+    with pytest.raises(data.DataError, match="holds no image files"):
+        data.read_folder(tmp_path)
+    with pytest.raises(data.DataError, match="nowhere: there is no such folder"):
+        data.read_folder(tmp_path / "nowhere")
+    write_image(tmp_path / "a.png")
+    write_sound(tmp_path / "a.wav")
+    with pytest.raises(data.DataError, match="holds both images and sounds"):
+        data.read_folder(tmp_path)
+    assert data.read_folder(tmp_path, kind="audio").paths == ("a.wav",)
+
+
+def test_imglist(tmp_path: Path) -> None:
+    write_image(tmp_path / "images" / "tin" / "a.png")
+    write_image(tmp_path / "images" / "tin" / "b.png")
+    (tmp_path / "list.txt").write_text("tin/b.png 3\n\ntin/a.png -1\n")
+    found = data.read_imglist(tmp_path / "list.txt", tmp_path / "images")
+    assert found.paths == ("tin/b.png", "tin/a.png")
+    assert found.y.tolist() == [3, -1]
+    assert found.split == "OpenOOD's list"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("tin/a.png", r"line 2 \('tin/a.png'\) has no label"),
+        ("tin/a.png cat", "line 2 .* has no label"),
+        ("../secret.png 1", "line 2 .* leads out of the data folder"),
+        ("tin/../../secret.png 1", "leads out of the data folder"),
+        ("/etc/passwd 1", "leads out of the data folder"),
+        ("..\\secret.png 1", "leads out of the data folder"),
+        ("C:/secret.png 1", "leads out of the data folder"),
+    ],
+)
+def test_bad_lines(tmp_path: Path, line: str, message: str) -> None:
+    write_image(tmp_path / "tin" / "a.png")
+    (tmp_path / "list.txt").write_text(f"tin/a.png 0\n{line}\n")
+    with pytest.raises(data.DataError, match=message):
+        data.read_imglist(tmp_path / "list.txt", tmp_path)
+    with pytest.warns(UserWarning, match="1 lines left out, such as line 2"):
+        assert data.read_imglist(tmp_path / "list.txt", tmp_path, bad="skip").paths == ("tin/a.png",)
+
+
+def test_imglist_with_missing_images(tmp_path: Path) -> None:
+    write_image(tmp_path / "a..b.png")  # two dots in a name lead nowhere
+    (tmp_path / "list.txt").write_text("a..b.png 0\nc.png 1\nd.png 1\n")
+    with pytest.raises(data.DataError, match=r"2 of 3 images are not below .*, such as c.png"):
+        data.read_imglist(tmp_path / "list.txt", tmp_path)
+    with pytest.warns(UserWarning, match="2 of 3 images"):
+        found = data.read_imglist(tmp_path / "list.txt", tmp_path, bad="skip")
+    assert found.paths == ("a..b.png",)
+    assert found.y.tolist() == [0]
+    (tmp_path / "list.txt").write_bytes(pixels(100).tobytes())
+    with pytest.raises(data.DataError, match=r"not a text file|has no label"):
+        data.read_imglist(tmp_path / "list.txt", tmp_path)
+    (tmp_path / "list.txt").write_text("\n")
+    with pytest.raises(data.DataError, match="names no image"):
+        data.read_imglist(tmp_path / "list.txt", tmp_path)
+
+
+def test_tiny_imagenet(tmp_path: Path) -> None:
+    write_tin(tmp_path / "tin", ["n02", "n01"])
+    test = data.read_tin(tmp_path / "tin", "test")
+    assert test.classes == ("n01", "n02")
+    assert test.paths == ("val_0.JPEG", "val_1.JPEG", "val_2.JPEG", "val_3.JPEG")
+    assert test.y.tolist() == [1, 0, 1, 0]
+    assert data.read_tin(tmp_path / "tin", "train").classes == ("n02",)
+    assert len(data.read(tmp_path / "tin")) == 4
+    (tmp_path / "tin/val/images/val_2.JPEG").unlink()
+    with pytest.raises(data.DataError, match=r"val_2.JPEG is listed but missing"):
+        data.read_tin(tmp_path / "tin", "test")
+    for name in ("val_2.JPEG", "val_4.JPEG"):
+        shutil.copy(tmp_path / "tin/val/images/val_0.JPEG", tmp_path / "tin/val/images" / name)
+    with pytest.raises(data.DataError, match="5 images but 4 labels"):
+        data.read_tin(tmp_path / "tin", "test")
+    (tmp_path / "tin/val/val_annotations.txt").write_text("val_0.JPEG\n")
+    with pytest.raises(data.DataError, match=r"val_annotations.txt: line 1 has no class"):
+        data.read_tin(tmp_path / "tin", "test")
+
+
+def test_textures(tmp_path: Path) -> None:
+    for name in ("banded/banded_0002.jpg", "zigzagged/zigzagged_0001.jpg"):
+        write_image(tmp_path / "dtd" / "images" / name)
+    found = data.read_texture(tmp_path / "dtd")
+    assert data.histogram(found) == {"banded": 1, "zigzagged": 1}
+    assert data.read(tmp_path / "dtd").name == "texture"
+
+
+def test_places365(tmp_path: Path) -> None:
+    for i in (1, 2):
+        write_image(tmp_path / "p" / "val_256" / f"Places365_val_0000000{i}.jpg")
+    assert data.read_places365(tmp_path / "p").y.tolist() == [-1, -1]
+    (tmp_path / "p" / "places365_val.txt").write_text("Places365_val_00000001.jpg 165\nPlaces365_val_00000002.jpg 7\n")
+    assert data.read_places365(tmp_path / "p").y.tolist() == [165, 7]
+    assert data.read(tmp_path / "p").name == "places365"
+    (tmp_path / "p" / "places365_val.txt").write_text("Places365_val_00000001.jpg 165\n")
+    with pytest.raises(data.DataError, match=r"has no label for Places365_val_00000002.jpg"):
+        data.read_places365(tmp_path / "p")
+
+
+def test_paths_that_are_nothing(tmp_path: Path) -> None:
+    with pytest.raises(data.DataError, match="there is no such file or folder"):
+        data.read(tmp_path / "none")
+    (tmp_path / "a.csv").write_text("1,2")
+    with pytest.raises(data.DataError, match=r"a.csv: not a kind of file this reads"):
+        data.read(tmp_path / "a.csv")

@@ -1,0 +1,327 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from formats import pixels, write_image, write_sound
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data import Dataset, TensorDataset
+
+from spcp import data
+
+CIFAR = data.BENCHMARKS["cifar10"].transform
+LARGE = data.ImageTransform(80, 72, CIFAR.mean, CIFAR.std, augment="resized_crop")
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
+
+
+def small(count: int = 50, side: int = 32, channels: int = 3) -> data.TensorSet:
+    """Images whose first pixels of every row give away which they are."""
+    x = torch.from_numpy(pixels(count, channels, side, side))
+    return data.TensorSet("small", x, torch.arange(count))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> data.FileSet:
+    for i in range(30):
+        write_image(tmp_path / "photos" / "ab"[i % 2] / f"{i:02d}.png", (100 + i, 90), seed=i)
+    return data.read_folder(tmp_path / "photos")
+
+
+def collect(batches: Any) -> tuple[Tensor, Tensor]:
+    parts = list(batches)
+    return torch.cat([x for x, _ in parts]), torch.cat([y for _, y in parts])
+
+
+def normalised(x: np.ndarray, transform: data.ImageTransform = CIFAR) -> np.ndarray:
+    mean, std = (np.array(v).reshape(-1, 1, 1) for v in (transform.mean, transform.std))
+    return ((x / 255 - mean) / std).astype(np.float32)
+
+
+def test_evaluation_is_the_data_in_order() -> None:
+    own = small()
+    x, y = collect(data.Loader(own, CIFAR, batch_size=16))
+    assert x.dtype == torch.float32
+    np.testing.assert_allclose(x.numpy(), normalised(own.x.numpy()), atol=1e-6)
+    assert y.tolist() == list(range(50))
+    assert len(data.Loader(own, CIFAR, batch_size=16)) == 4
+
+
+def test_augmentation_is_a_window_of_the_padded_image() -> None:
+    """Against the slow way: cut every window out of every padded image, and look for what came."""
+    own = small(20)
+    transform = dataclasses.replace(CIFAR, padding=2)
+    padded = np.pad(own.x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
+    windows = {}
+    for i in range(20):
+        for top in range(5):
+            for left in range(5):
+                cut = padded[i, :, top : top + 32, left : left + 32]
+                windows[cut.tobytes()] = (i, top, left, False)
+                windows[cut[:, :, ::-1].tobytes()] = (i, top, left, True)
+    loader = data.Loader(own, transform, batch_size=8, train=True)
+    seen = []
+    mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (CIFAR.mean, CIFAR.std))
+    for epoch in range(100):
+        for x, y in loader.epoch(epoch):
+            for image, label in zip((x * std + mean) * 255, y.tolist(), strict=True):
+                found = windows[image.round().to(torch.uint8).numpy().tobytes()]
+                assert found[0] == label
+                seen.append(found[1:])
+    counts = np.unique(np.array(seen), axis=0, return_counts=True)[1]
+    assert len(counts) == 50  # 25 places, mirrored and not
+    assert counts.min() > 15  # 40 expected of each
+    assert counts.max() < 75
+
+
+def test_every_image_of_a_batch_is_cut_at_its_own_place() -> None:
+    one = data.TensorSet("same", small(1).x.expand(64, -1, -1, -1), torch.zeros(64, dtype=torch.int64))
+    x, _ = next(iter(data.Loader(one, CIFAR, batch_size=64, train=True)))
+    assert len({image.numpy().tobytes() for image in x}) > 40
+
+
+@given(
+    count=st.integers(1, 60),
+    batch=st.sampled_from([4, 12, 36]),
+    world=st.sampled_from([1, 2, 4]),
+    start=st.integers(0, 5),
+    epoch=st.integers(0, 3),
+    train=st.booleans(),
+)
+def test_shares_and_resuming(count: int, batch: int, world: int, start: int, epoch: int, train: bool) -> None:
+    """However many processes, wherever it resumes: the same samples, in the same batches, cut in the same way."""
+    own = data.TensorSet("own", torch.from_numpy(pixels(count, 1, 6, 6)), torch.arange(count))
+    transform = data.ImageTransform(6, 6, (0.5,), (0.5,), padding=1)
+
+    def batches(rank: int, world: int, start: int) -> list[tuple[Tensor, Tensor]]:
+        loader = data.Loader(own, transform, batch_size=batch, train=train, seed=7, rank=rank, world_size=world)
+        seen = torch.cat([torch.arange(0), *(y for _, y in loader.epoch(epoch))])
+        assert torch.equal(loader.order(epoch), seen)
+        return list(loader.epoch(epoch, start))
+
+    whole = batches(0, 1, 0)
+    shares = [batches(rank, world, start) for rank in range(world)]
+    if train:
+        assert len({len(share) for share in shares}) == 1  # no process waits for another
+    for i, parts in enumerate(itertools.zip_longest(*shares, fillvalue=(torch.empty(0, 1, 6, 6), torch.arange(0)))):
+        x, y = (torch.cat([part[k] for part in parts]) for k in (0, 1))
+        if train:
+            assert len({len(part[1]) for part in parts}) == 1
+            assert len(y) > len(whole[start + i][1]) - world
+        else:
+            assert len(y) == len(whole[start + i][1])
+        assert torch.equal(x, whole[start + i][0][: len(x)])
+        assert torch.equal(y, whole[start + i][1][: len(y)])
+
+
+def test_batch_size_does_not_change_what_is_seen() -> None:
+    a, b = (collect(data.Loader(small(), CIFAR, batch_size=n, train=True).epoch(3)) for n in (7, 50))
+    assert torch.equal(a[0], b[0])
+    assert torch.equal(a[1], b[1])
+
+
+def test_epochs_and_seeds_differ_and_the_global_generator_is_left_alone() -> None:
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    loader = data.Loader(small(), CIFAR, train=True)
+    first, second = collect(loader), collect(loader)  # iterating goes on to the next epoch
+    assert torch.equal(first[0], collect(loader.epoch(0))[0])
+    assert torch.equal(second[0], collect(loader.epoch(1))[0])
+    assert not torch.equal(first[1], second[1])
+    assert not torch.equal(first[1], collect(data.Loader(small(), CIFAR, train=True, seed=1))[1])
+    assert sorted(first[1].tolist()) == list(range(50))
+    assert torch.equal(state, torch.get_rng_state())
+    evaluation = data.Loader(small(), CIFAR)
+    assert torch.equal(collect(evaluation)[1], collect(evaluation)[1])
+
+
+def test_sizes_and_channels_are_brought_to_the_benchmarks() -> None:
+    grey = data.TensorSet("grey", torch.from_numpy(pixels(3, 1, 28, 28)), torch.zeros(3, dtype=torch.int64))
+    (x, _) = next(iter(data.Loader(grey, CIFAR)))
+    assert x.shape == (3, 3, 32, 32)
+    same_size = data.TensorSet("grey", torch.from_numpy(pixels(3, 1, 32, 32)), torch.zeros(3, dtype=torch.int64))
+    assert torch.equal(data.prepare(same_size, CIFAR).x, same_size.x.expand(-1, 3, -1, -1))
+    colour = data.prepare(small(2), data.ImageTransform(16, 16, (0.5,), (0.5,)))
+    assert colour.x.shape == (2, 1, 16, 16)
+
+
+def test_floats_pass_as_they_are() -> None:
+    embeddings = data.TensorSet("e", torch.randn(10, 16), torch.arange(10))
+    x, _ = next(iter(data.Loader(embeddings, batch_size=10)))
+    assert torch.equal(x, embeddings.x)
+    shuffled = collect(data.Loader(embeddings, batch_size=3, train=True))
+    assert torch.equal(shuffled[0], embeddings.x[shuffled[1]])
+    with pytest.raises(data.DataError, match="bytes need a transform"):
+        next(iter(data.Loader(small())))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_large_images_come_from_workers(folder: data.FileSet, workers: int) -> None:
+    from spcp.data.images import eval_pixels, train_pixels
+
+    loader = data.Loader(folder, LARGE, batch_size=8, workers=workers)
+    x, y = collect(loader)
+    expected = np.stack([eval_pixels(folder[i][0], LARGE).transpose(2, 0, 1) for i in range(30)])
+    np.testing.assert_allclose(x.numpy(), normalised(expected, LARGE), atol=1e-5)
+    assert torch.equal(y, folder.y)
+
+    training = data.Loader(folder, LARGE, batch_size=8, train=True, seed=5, workers=workers)
+    x, y = collect(training.epoch(2))
+    order = training.order(2)
+    assert torch.equal(y, folder.y[order])
+    augmented = [train_pixels(folder[int(i)][0], LARGE, np.random.default_rng((5, 2, k))) for k, i in enumerate(order)]
+    np.testing.assert_allclose(x.numpy(), normalised(np.stack(augmented).transpose(0, 3, 1, 2), LARGE), atol=1e-5)
+    assert torch.equal(collect(training.epoch(2, start=2))[0], x[16:])
+    halves = [
+        data.Loader(folder, LARGE, batch_size=8, train=True, seed=5, workers=workers, rank=r, world_size=2)
+        for r in (0, 1)
+    ]
+    first = [next(iter(half.epoch(2)))[0] for half in halves]
+    assert torch.equal(torch.cat(first), x[:8])
+
+
+def test_stopping_early_and_starting_again(folder: data.FileSet) -> None:
+    loader = data.Loader(folder, LARGE, batch_size=4, train=True, workers=2)
+    for _ in range(3):
+        x, _ = next(iter(loader.epoch(0)))
+    assert torch.equal(x, collect(loader.epoch(0))[0][:4])
+
+
+def test_small_files_are_prepared_once(folder: data.FileSet, tmp_path: Path) -> None:
+    transform = data.ImageTransform(32, 32, CIFAR.mean, CIFAR.std)
+    first = data.prepare(folder, transform)
+    assert first.x.shape == (30, 3, 32, 32)
+    (kept,) = (tmp_path / "cache").iterdir()
+    assert torch.equal(collect(data.Loader(folder, transform))[0], collect(data.Loader(first, transform))[0])
+    np.save(kept, np.zeros_like(first.x.numpy()))
+    assert data.prepare(folder, transform).x.sum() == 0  # it is read from there
+    kept.write_bytes(kept.read_bytes()[:1000])  # damaged: built again
+    assert torch.equal(data.prepare(folder, transform).x, first.x)
+    path = folder.root / folder.paths[0]
+    write_image(path, (100, 90), seed=99)
+    os.utime(path, (1, 1))
+    changed = data.prepare(folder, transform)  # a file has changed: built anew
+    assert not torch.equal(changed.x[0], first.x[0])
+    assert torch.equal(changed.x[1:], first.x[1:])
+    assert torch.equal(data.prepare(folder, transform, cache=False).x, changed.x)
+    other = dataclasses.replace(transform, resize=40)
+    assert not torch.equal(data.prepare(folder, other).x, changed.x)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("transform", [LARGE, CIFAR])
+def test_bad_files_stop_or_are_counted(folder: data.FileSet, workers: int, transform: data.ImageTransform) -> None:
+    bad = [folder.root / folder.paths[i] for i in (3, 17)]
+    bad[0].write_bytes(bad[0].read_bytes()[:-30])
+    bad[1].write_bytes(b"no image")
+    with pytest.raises(data.DataError, match=f"^{bad[0]}: not a readable image .*; repair or remove it$"):
+        list(data.Loader(folder, transform, batch_size=8, workers=workers))
+    loader = data.Loader(folder, transform, batch_size=8, workers=workers, bad="skip")
+    x, y = collect(loader)
+    good = torch.tensor([i for i in range(30) if i not in (3, 17)])
+    assert torch.equal(y, folder.y[good])
+    assert sorted(loader.skipped) == sorted(map(str, bad))
+    whole = collect(data.Loader(data.take(folder, good), transform))
+    assert torch.equal(x, whole[0])
+    for path in folder.paths:
+        (folder.root / path).write_bytes(b"")
+    if transform is CIFAR:
+        with pytest.raises(data.DataError, match="none of its 30 samples can be read"):
+            data.Loader(folder, transform, bad="skip")
+    else:
+        assert list(data.Loader(folder, transform, bad="skip")) == []
+
+
+class Pairs(Dataset[Any]):
+    def __init__(self, item: Any) -> None:
+        self.item = item
+
+    def __len__(self) -> int:
+        return 5
+
+    def __getitem__(self, i: int) -> Any:
+        return self.item(i)
+
+
+def test_other_peoples_data_sets() -> None:
+    from PIL import Image
+
+    image = lambda i: Image.fromarray(pixels(40, 36, 3, seed=i))  # noqa: E731
+    expected = collect(data.Loader([image(i) for i in range(5)], CIFAR))[0]
+    assert expected.shape == (5, 3, 32, 32)
+    for item in (
+        lambda i: (image(i), i),
+        lambda i: {"img": image(i), "label": i},
+        lambda i: {"image": image(i), "fine_label": i, "id": "x"},
+        lambda i: (torch.from_numpy(pixels(40, 36, 3, seed=i)).permute(2, 0, 1), i, "extra"),
+        lambda i: [np.asarray(image(i)), torch.tensor(i)],
+    ):
+        x, y = collect(data.Loader(Pairs(item), CIFAR, workers=0))
+        assert torch.equal(x, expected)
+        assert y.tolist() == [0, 1, 2, 3, 4]
+    floats = torch.randn(5, 7)
+    for whole in (
+        floats,
+        floats.numpy(),
+        list(floats),
+        (floats, torch.arange(5)),
+        [(x, i) for i, x in enumerate(floats)],
+        TensorDataset(floats, torch.arange(5)),
+        TensorDataset(floats),
+        Pairs(lambda i: floats[i]),
+        Pairs(lambda i: (floats[i].numpy(), i)),
+    ):
+        x, y = collect(data.Loader(whole, workers=0))
+        assert torch.equal(x, floats)
+        assert y.tolist() in ([0, 1, 2, 3, 4], [-1] * 5)
+    ragged = [torch.randn(3), torch.randn(4)]
+    with pytest.raises(data.DataError, match=r"data, item 1: \(4,\) is not the shape \(3,\) of others"):
+        list(data.Loader(ragged, workers=0))
+    with pytest.raises(data.DataError, match="an image or bytes, which need a transform"):
+        list(data.Loader(Pairs(image), workers=0))
+    with pytest.raises(data.DataError, match="none of its keys"):
+        list(data.Loader(Pairs(lambda i: {"picture": 1}), CIFAR, workers=0))
+    with pytest.raises(data.DataError, match="no length or no index"):
+        data.Loader(iter([1, 2]))
+    with pytest.raises(data.DataError, match="is empty"):
+        data.Loader(torch.empty(0, 3))
+
+
+def test_an_exception_of_somebody_elses_is_theirs() -> None:
+    def broken(i: int) -> Any:
+        raise RuntimeError("my own mistake")
+
+    with pytest.raises(RuntimeError, match="my own mistake"):
+        list(data.Loader(Pairs(broken), CIFAR, workers=2))
+
+
+def test_impossible_shares() -> None:
+    for options in ({"batch_size": 3, "world_size": 2}, {"batch_size": 0}, {"rank": 2, "world_size": 2}):
+        with pytest.raises(data.DataError, match="must be a positive multiple"):
+            data.Loader(small(), CIFAR, **options)  # type: ignore[arg-type]
+
+
+def test_sounds_are_prepared_once(tmp_path: Path) -> None:
+    for i in range(6):
+        write_sound(tmp_path / "s" / "ab"[i % 2] / f"{i}.wav", hertz=200 * (i + 1))
+    transform = data.AudioTransform(sample_rate=8000, seconds=0.5, mels=20)
+    sounds = data.read_folder(tmp_path / "s")
+    x, y = collect(data.Loader(sounds, transform, batch_size=4))
+    assert x.shape == (6, 1, 20, 51)
+    assert torch.equal(y, sounds.y)
+    assert len(list((tmp_path / "cache").iterdir())) == 1
+    assert torch.equal(collect(data.Loader(sounds, transform))[0], x)
+    (tmp_path / "s" / "a" / "0.wav").write_bytes(b"RIFF")
+    with pytest.raises(data.DataError, match=r"0.wav: not a readable sound"):
+        data.Loader(sounds, transform)
