@@ -20,6 +20,7 @@ lint: .venv/ready
 bench: .venv/ready
 	$(BIN)/python benchmarks/head.py --check
 	$(BIN)/python benchmarks/overhead.py --check
+	$(BIN)/python benchmarks/loading.py --check
 
 # What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in
 # another build of torch, so they come without dependencies (the extra brings those they need).

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from formats import write_image
 from torch import nn
 
 import spcp
@@ -29,7 +30,7 @@ def test_import_takes_torch_alone() -> None:
 
 
 def test_the_readmes_code_runs() -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     names = {
         "model": model,
@@ -45,7 +46,31 @@ def test_the_readmes_code_runs() -> None:
     assert names["is_odd"].shape == (50,)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/architecture.md", "docs/performance.md"])
+def test_the_data_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
+    for i in range(40):
+        write_image(tmp_path / "photos" / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)
+    write_image(tmp_path / "cars" / "0.jpg")
+    write_image(tmp_path / "bats" / "0.jpg")
+    text = (ROOT / "docs/data.md").read_text()
+    names: dict[str, object] = {"spcp": spcp}
+    snippets = [
+        re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in (text, (ROOT / "README.md").read_text())
+    ]
+    for code in (*snippets[0], snippets[1][1]):
+        exec(code, names)
+    assert isinstance(names["benchmark"], spcp.data.Benchmark)
+    assert set(names["benchmark"].far) == {"cars"}
+    (toml,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "birds.toml").write_text(toml)
+    assert set(spcp.data.load_benchmark("birds.toml").near) == {"bats"}
+
+
+PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "data", "performance"))]
+
+
+@pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
         assert target.startswith("https://") or (ROOT / name).parent.joinpath(target).exists(), target

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -104,11 +105,10 @@ class Loader:
             for share in shares:
                 yield self._memory.batch(order[share], windows[share])
             return
-        keys = [[(int(order[i]), epoch, i) for i in range(share.start, share.stop)] for share in shares]
-        if not keys:
+        if not shares:
             return
         decoder = _Decoder(self.data, self.transform, self.train, self.seed)
-        for x, y, problems in _stream(decoder, keys, self.workers, self.device):
+        for x, y, problems in _stream(decoder, _Keys(order, epoch, shares), self.workers, self.device):
             self._note(problems)
             if len(y):
                 x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
@@ -224,6 +224,23 @@ _Key = tuple[int, int, int]  # index, epoch, position
 _Batch = tuple[Tensor, Tensor, list[tuple[str, str]]]  # samples, labels, (what, why) of those that cannot be read
 
 
+@dataclass(frozen=True)
+class _Keys:
+    """The keys of every batch, made as they are asked for: an epoch of ImageNet has more than a million."""
+
+    order: Tensor
+    epoch: int
+    shares: list[slice]
+
+    def __len__(self) -> int:
+        return len(self.shares)
+
+    def __iter__(self) -> Iterator[list[_Key]]:
+        for share in self.shares:
+            positions = range(share.start, share.stop)
+            yield [(i, self.epoch, p) for i, p in zip(self.order[share].tolist(), positions, strict=True)]
+
+
 class _Decoder(Dataset[_Batch]):
     """Decodes a batch at a time, in whichever process it is called. Bad files come back as words, not as exceptions."""
 
@@ -271,7 +288,7 @@ def _decoded(sample: Any, transform: Transform, rng: np.random.Generator | None,
     return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C"))  # a copy: Pillow's bytes are read-only
 
 
-def _stream(decoder: _Decoder, batches: list[list[_Key]], workers: int, device: torch.device) -> Iterator[_Batch]:
+def _stream(decoder: _Decoder, batches: _Keys, workers: int, device: torch.device) -> Iterator[_Batch]:
     """Decoded batches in order. The generator keeps the loader from drawing on the global one."""
     loader: DataLoader[_Batch] = DataLoader(
         decoder,
@@ -330,7 +347,8 @@ def prepare(
 
     def build() -> np.ndarray:
         decoder = _Decoder(data, transform, train=False, seed=0)
-        keys = [[(i, 0, i) for i in range(s, min(s + 256, len(data)))] for s in range(0, len(data), 256)]
+        shares = [slice(start, min(start + 256, len(data))) for start in range(0, len(data), 256)]
+        keys = _Keys(torch.arange(len(data)), 0, shares)
         used = min(8, os.cpu_count() or 1) if workers is None else workers
         stream = _stream(decoder, keys, used if len(data) > 1024 else 0, torch.device("cpu"))
         parts = []
