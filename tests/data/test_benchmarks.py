@@ -109,20 +109,27 @@ def test_official_files_without_lists(official: Path) -> None:
     assert len(hundred.near["cifar10"]) == 1100
 
 
-def test_what_is_missing_is_said(official: Path) -> None:
+def test_what_is_missing_is_said(official: Path, caplog: pytest.LogCaptureFixture) -> None:
     b = data.load_benchmark("cifar10", official)
-    assert any("far/places365: not below" in note and "spcp.data.download('places365')" in note for note in b.notes)
-    assert any("far/svhn: 20 images, OpenOOD has 26032" in note for note in b.notes)
+    hint = f"spcp.data.download('places365', '{official}') fetches it"
+    assert any("far/places365: not below" in note and hint in note for note in b.notes)
+    assert any("far/svhn: 20 images, where OpenOOD has 26032" in note for note in b.notes)
+    assert any("no benchmark_imglist below" in note for note in b.notes)
+    assert all(note in caplog.text for note in b.notes)
+    with pytest.raises(data.DataError, match=r"cifar10 is not complete: test/cifar10: 100 images"):
+        data.load_benchmark("CIFAR10", official, strict=True)
     text = b.summary()
     assert "spcp's split: first 100 a class" in text
     assert "note: shifted/cifar10c: not below" in text
     for file in (official / "cifar-100-binary").glob("*.bin"):
         file.unlink()
-    with pytest.raises(data.DataError, match=r"cifar100: its test images are needed; .*download"):
+    with pytest.raises(
+        data.DataError, match=r"cifar100: its test images are not below .*; spcp.data.download\('cifar100', "
+    ):
         data.load_benchmark("cifar100", official)
     with pytest.raises(data.DataError, match="no benchmark 'cifar11'; did you mean cifar10"):
         data.load_benchmark("cifar11", official)
-    with pytest.raises(data.DataError, match="nowhere: there is no such data folder; name it, or set SPCP_DATA"):
+    with pytest.raises(data.DataError, match=r"nowhere: there is no such data folder; pass root=..., set SPCP_DATA"):
         data.load_benchmark("cifar10", official / "nowhere")
 
 
@@ -154,7 +161,11 @@ def test_official_files_with_openoods_lists(official: Path, monkeypatch: pytest.
     assert b.near["tin"].paths == ("val_3.JPEG", "val_1.JPEG")  # type: ignore[union-attr]
     assert b.far["texture"].paths == ("gauzy/gauzy_0001.jpg",)  # type: ignore[union-attr]
     assert b.test.split == "OpenOOD's list, official files"
-    assert b.far["mnist"].split == "OpenOOD's list, which names the whole set"
+    assert b.far["mnist"].split == "OpenOOD's list (all images), official files"
+    assert repr(b) == b.summary()
+    assert next(iter(b.loader("near/tin", cache=False)))[0].shape == (2, 3, 32, 32)
+    with pytest.raises(data.DataError, match="cifar10: has no set 'near/tan'; there are train, val, test"):
+        b.loader("near/tan")
     assert b.far["svhn"].split == "spcp's split: all images"  # no list for it
     write_list(official, "cifar10/test_cifar10", ["cifar10/test/cat/0002.png 4"])
     with pytest.raises(data.DataError, match=r"test_cifar10.txt: its labels are not those of the files"):

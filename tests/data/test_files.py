@@ -291,7 +291,7 @@ def test_damaged_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.array([Evil(), None], dtype=object))
     fails("cannot be read.*pickle")
     np.savez(tmp_path / "a.npz", pictures=pixels(2, 4, 4))
-    fails(r"holds \['pictures'\]; call the samples one of images")
+    fails(r"holds \['pictures'\]; call the samples one of image, images")
     np.savez(tmp_path / "a.npz", images=pixels(2, 4, 4), labels=np.zeros(3))
     fails("2 samples but 3 labels")
     np.savez(tmp_path / "a.npz", images=pixels(2, 4, 4), labels=[0.5, 1])

@@ -81,7 +81,9 @@ def test_imglist(tmp_path: Path) -> None:
     ("line", "message"),
     [
         ("tin/a.png", r"line 2 \('tin/a.png'\) has no label"),
-        ("tin/a.png cat", "line 2 .* has no label"),
+        ("tin/a.png cat", "line 2 .* has the label 'cat', which is no class number and not -1"),
+        ("tin/a.png -3", "line 2 .* has the label '-3'"),
+        ("tin/a.png 1.5", "line 2 .* has the label '1.5'"),
         ("../secret.png 1", "line 2 .* leads out of the data folder"),
         ("tin/../../secret.png 1", "leads out of the data folder"),
         ("/etc/passwd 1", "leads out of the data folder"),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import numpy as np
@@ -28,32 +29,82 @@ def photos(tmp_path: Path) -> Path:
 def test_folders(photos: Path) -> None:
     b = data.own_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32, ood_val="uniform")
     assert b.classes == ("cat", "dog")
-    assert {role: len(own) for role, own in b.sets().items()} == {
-        "train": 32,
-        "val": 4,
-        "test": 4,
-        "ood_val/uniform noise": 1000,
-        "far/cars": 5,
-    }
+    assert set(b.sets()) == {"train", "val", "test", "ood_val/uniform noise", "far/cars"}
     parts = [set(own.paths) for own in (b.train, b.val, b.test)]  # type: ignore[union-attr]
-    assert len(set.union(*parts)) == 40
-    assert data.histogram(b.val) == {"cat": 2, "dog": 2}  # type: ignore[arg-type]
+    assert len(set.union(*parts)) == sum(map(len, parts)) == 40
+    assert len(parts[0]) > 26
     assert "by a hash of the path" in b.summary()
     x = data.prepare(b.train, b.transform).x.double() / 255  # type: ignore[arg-type]
     np.testing.assert_allclose(b.transform.mean, x.mean((0, 2, 3)), atol=1e-6)  # type: ignore[union-attr]
     np.testing.assert_allclose(b.transform.std, x.std((0, 2, 3), correction=0), atol=1e-6)  # type: ignore[union-attr]
     assert b.ood_val["uniform noise"].x.shape[1:] == (3, 32, 32)  # type: ignore[union-attr]
-    for own in b.sets().values():
-        assert next(iter(data.Loader(own, b.transform)))[0].shape[1:] == (3, 32, 32)
+    for role in b.sets():
+        assert next(iter(b.loader(role)))[0].shape[1:] == (3, 32, 32)
 
 
 def test_a_file_stays_in_its_part_when_others_come(photos: Path) -> None:
     before = data.own_benchmark(photos / "photos", size=32)
-    for i in range(100, 104):
+    for i in range(100, 150):
         write_image(photos / "photos" / "cat" / f"{i}.png", (50, 40), seed=i)
     after = data.own_benchmark(photos / "photos", size=32)
-    kept = set(before.train.paths) & set(after.train.paths)  # type: ignore[union-attr]
-    assert len(kept) >= 30
+    for part in ("train", "val", "test"):
+        assert set(getattr(before, part).paths) <= set(getattr(after, part).paths)
+
+
+def test_options_change_the_default_transform_and_nothing_else(photos: Path) -> None:
+    plain = data.own_benchmark(photos / "photos", size=32).transform
+    own = data.own_benchmark(photos / "photos", transform={"size": 32, "flip": False}).transform
+    assert own == dataclasses.replace(plain, flip=False)  # type: ignore[type-var]
+    own = data.own_benchmark(photos / "photos", size=32, transform={"std": [0.2, 0.2, 0.2]}).transform
+    assert own == dataclasses.replace(plain, std=(0.2, 0.2, 0.2))  # type: ignore[type-var]
+    grey = data.own_benchmark(photos / "photos", size=32, transform={"mean": (0.5,), "std": (0.5,)}).transform
+    assert grey.channels == 1  # type: ignore[union-attr]
+    large = data.own_benchmark(photos / "photos", transform={"flip": False}).transform
+    assert (large.resize, large.crop, large.flip) == (256, 224, False)  # type: ignore[union-attr]
+    with pytest.raises(data.DataError, match="unexpected keyword argument 'flop'; it may have size, resize, crop"):
+        data.own_benchmark(photos / "photos", transform={"flop": False})
+    for size in (0, -3, "32", 1.5):
+        with pytest.raises(data.DataError, match="size must be a whole number of pixels"):
+            data.own_benchmark(photos / "photos", size=size)  # type: ignore[arg-type]
+
+
+def test_train_val_and_test_folders(tmp_path: Path) -> None:
+    for part, count in (("train", 6), ("valid", 2), ("test", 4)):
+        for i in range(count):
+            write_image(tmp_path / "set" / part / "ab"[i % 2] / f"{part}{i}.png", seed=i)
+    b = data.own_benchmark(tmp_path / "set", size=32)
+    assert b.classes == ("a", "b")
+    assert [len(own) for own in (b.train, b.val, b.test)] == [6, 2, 4]  # type: ignore[arg-type]
+    write_image(tmp_path / "one" / "sub" / "a.png")
+    write_image(tmp_path / "one" / "sub" / "b.png")
+    with pytest.raises(data.DataError, match="one: has one class only, 'sub'; name the folder that holds"):
+        data.own_benchmark(tmp_path / "one")
+
+
+def test_both_halves_of_official_files_and_arrays(tmp_path: Path) -> None:
+    write_cifar10_binary(tmp_path / "cifar-10-batches-bin", a_class=10)
+    b = data.own_benchmark(tmp_path / "cifar-10-batches-bin")
+    assert len(b.train) == 500  # type: ignore[arg-type]
+    assert data.histogram(b.val) == dict.fromkeys(b.classes, 1)  # type: ignore[arg-type]
+    assert data.histogram(b.test) == dict.fromkeys(b.classes, 9)
+    x, y = pixels(30, 8, 8), np.arange(30) % 3
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
+    b = data.own_benchmark(tmp_path / "a.npz")
+    assert len(b.train) == 30  # type: ignore[arg-type]
+    assert len(b.test) + len(b.val) == 20  # type: ignore[arg-type]
+
+
+def test_bad_files_can_be_left_out(photos: Path) -> None:
+    whole = data.own_benchmark(photos / "photos", size=32).train
+    assert isinstance(whole, data.FileSet)
+    (whole.root / whole.paths[0]).write_bytes(b"")
+    (photos / "cars" / "1.jpg").write_bytes(b"no")
+    with pytest.raises(data.DataError, match=f"{whole.paths[0]}: not a readable image"):
+        data.own_benchmark(photos / "photos", size=32)
+    with pytest.warns(UserWarning, match=r"1 of \d+ files cannot be read and are left out: .*: not a readable"):
+        b = data.own_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32, bad="skip")
+    assert sum(len(own) for own in (b.train, b.val, b.test)) == 39  # type: ignore[arg-type]
+    assert len(b.far["cars"]) == 4
 
 
 def test_large_images_take_imagenets_transform(photos: Path) -> None:
@@ -147,7 +198,12 @@ def test_validation_folders_are_numbered_as_in_training(photos: Path) -> None:
         ("[id]\npath = 'photos'\n[ood]\nfar = 'cars'", "must be a table of names and paths"),
         ("[id]\npath = 'photos'\n[ood]\nval = 'pink'", 'must be "gaussian", "uniform" or'),
         ("[id]\npath = 'photos'\n[transform]\nsides = 3", "unexpected keyword argument 'sides'"),
-        ("[id]\npath = 'bats'", "class some has 1 samples, too few to split"),
+        ("[id]\npath = 'bats'", "bats: has one class only, 'some'"),
+        ("[id]\npath = 3", r"path in \[id\] must be a path in quotes, not 3"),
+        ("[id]\npath = 'photos'\n[ood]\nfar = {a = 3}", r"a in \[ood\] must be a path in quotes"),
+        ("[id]\npath = 'photos'\n[transform]\nsize = 'x'", "size must be a whole number of pixels"),
+        ("[id]\npath = 'photos'\n[audio]\nmels = 20", "unexpected keyword argument 'mels'; it may have size, resize"),
+        ("[id]\npath = 'photos'\n[transform]\nsize = 32\n[ood]\nfar = {p = 'photos'}", "far/p: .* holds known data"),
         ("[id]\npath = 'photos'\n[transform]\nsize = 32\n[ood]\nfar = {noise = 'a.npz'}", "far/noise holds floats"),
     ],
 )
@@ -159,9 +215,41 @@ def test_what_can_be_wrong_in_a_toml(photos: Path, text: str, message: str) -> N
 
 
 def test_data_sets_of_any_kind() -> None:
-    x = torch.from_numpy(pixels(60, 1, 20, 20))
-    known = data.TensorSet("known", x, torch.arange(60) % 3)
-    b = data.own_benchmark(known, {"odd": [torch.zeros(1, 20, 20, dtype=torch.uint8)]})
+    x = torch.from_numpy(pixels(60, 20, 20))
+    b = data.own_benchmark((x, torch.arange(60) % 3), {"odd": [torch.zeros(1, 20, 20, dtype=torch.uint8)]})
     assert b.transform.crop == 20  # type: ignore[union-attr]
     assert b.transform.channels == 1  # type: ignore[union-attr]
-    assert len(b.test) == 6
+    assert data.histogram(b.test) == {"0": 2, "1": 2, "2": 2}
+
+    class Floats(torch.utils.data.Dataset[tuple[torch.Tensor, int]]):
+        def __len__(self) -> int:
+            return 30
+
+        def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
+            return torch.full((3, 8, 8), float(i)), i % 2
+
+    b = data.own_benchmark(Floats(), {"odd": torch.randn(4, 3, 8, 8)}, ood_val="gaussian")
+    assert b.transform is None
+    assert b.ood_val["gaussian noise"].x.shape == (1000, 3, 8, 8)  # type: ignore[union-attr]
+    assert next(iter(b.loader("train", train=True, batch_size=4, workers=0)))[0].shape == (4, 3, 8, 8)
+
+
+@pytest.mark.parametrize(
+    ("known", "odd", "message"),
+    [
+        ((torch.zeros(9, 4), torch.arange(9) % 3 + 1), {}, "data|id: class 0 has no training samples"),
+        (torch.zeros(9, 4), {}, "known data must have classes; give labels, counted from 0"),
+        (
+            (torch.zeros(90, 4), torch.arange(90) % 3),
+            "folder",
+            'ood: must be a dictionary of names and data, such as {"cars"',
+        ),
+        ((torch.zeros(9, 4), torch.nn.functional.one_hot(torch.arange(9))), {}, r"look one-hot; give class numbers"),
+        ([(torch.zeros(3), "cat")], {}, "item 0: its label 'cat' is not a class number"),
+        ((torch.zeros(9, 3, 8, 8).long(), torch.arange(9)), {}, "torch.int64 are neither bytes nor floats"),
+        (None, {}, "is missing"),
+    ],
+)
+def test_what_can_be_wrong_with_ones_own(known: object, odd: object, message: str) -> None:
+    with pytest.raises(data.DataError, match=message):
+        data.own_benchmark(known, odd)  # type: ignore[arg-type]

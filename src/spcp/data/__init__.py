@@ -8,6 +8,7 @@ from .audio import log_mel as log_mel
 from .benchmarks import BENCHMARKS as BENCHMARKS
 from .benchmarks import Benchmark as Benchmark
 from .benchmarks import load_benchmark as load_benchmark
+from .download import SOURCES as SOURCES
 from .download import download as download
 from .download import verify as verify
 from .errors import DataError as DataError
@@ -25,6 +26,7 @@ from .folders import read_tin as read_tin
 from .images import ImageTransform as ImageTransform
 from .loader import Loader as Loader
 from .loader import prepare as prepare
+from .loader import readable as readable
 from .noise import noise as noise
 from .own import own_benchmark as own_benchmark
 from .own import read as read

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,11 +26,14 @@ from .errors import DataError
 from .files import read_cifar, read_cifar10c, read_mnist, read_svhn
 from .folders import parse_imglist, read_folder, read_places365, read_texture, read_tin
 from .images import ImageTransform
+from .loader import Loader
 from .noise import noise
 from .sets import DataSet, FileSet, TensorSet, as_ood, labels, take
 
+_log = logging.getLogger("spcp")
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, repr=False)
 class Benchmark:
     """Known data, odd data, and how both are prepared."""
 
@@ -49,6 +54,13 @@ class Benchmark:
         """How the set "near/tin", say, is prepared: as all are, but for the exceptions."""
         return self.exceptions.get(role, self.transform)
 
+    def loader(self, role: str, **options: Any) -> Loader:
+        """Batches of the set "train" or "near/tin", say, with its transform; options are `Loader`'s."""
+        known = self.sets()
+        if role not in known:
+            raise DataError(f"{self.name}: has no set {role!r}; there are {', '.join(known)}")
+        return Loader(known[role], self.transform_of(role), **options)
+
     def sets(self) -> dict[str, DataSet]:
         """All sets by role and name: "train", "val", "test", "ood_val/tin", "near/cifar100", ..."""
         own = {"train": self.train, "val": self.val, "test": self.test}
@@ -59,17 +71,22 @@ class Benchmark:
     def summary(self) -> str:
         """A table of the sets, with sizes and where each split comes from, and the notes."""
         lines = [f"{self.name}: {len(self.classes)} classes"]
-        lines += [f"  {role:<20}{len(data):>9}  {data.split}" for role, data in self.sets().items()]
+        width = max(map(len, self.sets()))
+        lines += [f"  {role:<{width}}{len(data):>9}  {data.split}" for role, data in self.sets().items()]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
 
+    __repr__ = summary
 
-def load_benchmark(name: str, root: str | Path | None = None) -> Benchmark:
+
+def load_benchmark(name: str | Path, root: str | Path | None = None, *, strict: bool = False) -> Benchmark:
     """A benchmark by name: cifar10, cifar100, imagenet200, imagenet; "digits", which is embedded; or a TOML file.
 
     `root` (default: `$SPCP_DATA`, else `./data`) holds official files as they unpack (`cifar-10-batches-bin`, ...), or
     OpenOOD's folders (`images_classic`, `images_largescale`), and OpenOOD's `benchmark_imglist`, where you have it.
-    Nothing is decoded yet. A set that is not there is skipped, and a note says how to get it.
+    Nothing is decoded yet. A set that is not there is skipped, and a line (in the log, and in `notes`) says how to get
+    it; with `strict` it is an error, as is anything else that is not exactly OpenOOD's.
     """
+    name = str(name) if str(name).endswith(".toml") else str(name).lower()
     if name == "digits":
         return _digits()
     if name.endswith(".toml"):
@@ -81,7 +98,12 @@ def load_benchmark(name: str, root: str | Path | None = None) -> Benchmark:
         close = difflib.get_close_matches(name, known, 1)
         hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}, or a .toml file of your own"
         raise DataError(f"no benchmark {name!r}; {hint}")
-    return _Finder(name, Path(root or os.environ.get("SPCP_DATA") or "data").expanduser()).load()
+    benchmark = _Finder(name, Path(root or os.environ.get("SPCP_DATA") or "data").expanduser()).load()
+    for note in benchmark.notes:
+        if strict:
+            raise DataError(f"{name} is not complete: {note}")
+        _log.warning("%s: %s", name, note)
+    return benchmark
 
 
 def _digits() -> Benchmark:
@@ -189,7 +211,7 @@ class Spec:
 
 
 _IMAGENET = ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), augment="resized_crop")
-_TIN_TEXT = "classes that CIFAR lacks, {} for validation"
+_TIN_TEXT = "classes that CIFAR lacks, {} OOD validation"
 
 
 def _imagenet(name: str, val: int, test: int, shifted: Mapping[str, tuple[str, int]]) -> Spec:
@@ -241,11 +263,19 @@ def _cifar(name: str, transform: ImageTransform, a_class: int, near: Part, tin: 
             rule=_after_first_a_class(a_class),
             rule_text=f"all but the first {a_class} a class",
         ),
-        {"tin": Part("tin", f"{name}/val_tin", tin[0], rule=_tin(name, True), rule_text=_TIN_TEXT.format("20"))},
+        {
+            "tin": Part(
+                "tin", f"{name}/val_tin", tin[0], rule=_tin(name, True), rule_text=_TIN_TEXT.format("20 of them for")
+            )
+        },
         {
             near.source: near,
             "tin": Part(
-                "tin", f"{name}/test_tin", tin[1], rule=_tin(name, False), rule_text=_TIN_TEXT.format("but 20")
+                "tin",
+                f"{name}/test_tin",
+                tin[1],
+                rule=_tin(name, False),
+                rule_text=_TIN_TEXT.format("without the 20 of"),
             ),
         },
         {
@@ -354,7 +384,10 @@ class _Finder:
 
     def __init__(self, name: str, root: Path) -> None:
         if not root.is_dir():
-            raise DataError(f"{root}: there is no such data folder; name it, or set SPCP_DATA")
+            raise DataError(
+                f"{root}: there is no such data folder; pass root=..., set SPCP_DATA, or fetch the data: "
+                f"spcp.data.download({name!r})"
+            )
         self.name, self.root, self.spec = name, root, BENCHMARKS[name]
         self.notes: list[str] = []
         self.read: dict[tuple[str, str], DataSet | None] = {}
@@ -363,7 +396,14 @@ class _Finder:
         spec = self.spec
         test = self.find("test", self.name, spec.test)
         if test is None:
-            raise DataError(f"{self.name}: its test images are needed; {self.notes[-1]}")
+            parent = "; give its parent folder" if self.root.name in _FOLDERS.get(self.name, ()) else ""
+            how = _how_to_get(spec.test.source, self.root)
+            raise DataError(f"{self.name}: its test images are not below {self.root}{parent}; {how}")
+        if not (self.root / "benchmark_imglist").is_dir():
+            self.notes.append(
+                f"no benchmark_imglist below {self.root}, so the splits are spcp's and results differ a little from "
+                "published ones; get it by way of https://github.com/Jingkang50/OpenOOD"
+            )
         train, val = self.find("train", self.name, spec.train), self.find("val", self.name, spec.val)
         odd = {
             role: {name: as_ood(data) for name, part in parts.items() if (data := self.find(role, name, part))}
@@ -397,11 +437,12 @@ class _Finder:
         imglist = self.root / "benchmark_imglist" / f"{part.imglist}.txt"
         data = self.listed(imglist, part) if imglist.exists() else self.ruled(part)
         if data is None or not len(data):
-            self.notes.append(f"{role}/{name}: not below {self.root}, so it is skipped; {_how_to_get(part.source)}")
+            how = _how_to_get(part.source, self.root)
+            self.notes.append(f"{role}/{name}: not below {self.root}, so it is skipped; {how}")
             return None
         data = dataclasses.replace(data, name=name)
         if part.count and len(data) != part.count:
-            self.notes.append(f"{role}/{name}: {len(data)} images, OpenOOD has {part.count}")
+            self.notes.append(f"{role}/{name}: {len(data)} images, where OpenOOD has {part.count}")
         return data
 
     def listed(self, imglist: Path, part: Part) -> DataSet | None:
@@ -420,7 +461,7 @@ class _Finder:
             return None
         where = _positions(data, part.source)
         if where is None:
-            return dataclasses.replace(data, split="OpenOOD's list, which names the whole set")
+            return dataclasses.replace(data, split="OpenOOD's list (all images), official files")
         index = [i for i, path in enumerate(paths) if _tail(path) in where]
         data = take(data, [where[_tail(paths[i])] for i in index], split="OpenOOD's list, official files")
         known = torch.tensor([y[i] for i in index], dtype=torch.int64)
@@ -497,9 +538,9 @@ def _positions(data: DataSet, source: str) -> dict[str, int] | None:
     return {f"{data.classes[k]}/{n:04d}.png": i for i, (k, n) in enumerate(zip(y.tolist(), numbers, strict=True))}
 
 
-def _how_to_get(source: str) -> str:
+def _how_to_get(source: str, root: Path) -> str:
     if source in SOURCES:
-        return f"spcp.data.download({source!r}) fetches it"
+        return f"spcp.data.download({source!r}, {str(root)!r}) fetches it"
     if source in ("imagenet", "imagenet200"):
         return "get ILSVRC 2012 from https://image-net.org and name its folder 'imagenet' (train and val by class)"
     return f"get {source} by way of https://github.com/Jingkang50/OpenOOD and put it into images_largescale/{source}"

@@ -27,7 +27,7 @@ DIGITS = tuple("0123456789")
 CYRILLIC = "ДЖИЙЛЦШЩЪЫЮЯджийлцшщъыюя"
 LATIN = "ACDEFHJKLMNPRTUVWXYacdefhkmnprtuvwxy"
 GREEK = "ΓΔΛΞΠΣΦΨΩαγζηλμξπτφχψω"
-SYMBOLS = "?#%@+=<>*∞∑√≈≠∇♠♣♥♦→←↑↓×÷±"  # noqa: RUF001
+SYMBOLS = "?#%@+=<>*∞√≈≠∇♠♣♥♦→←↑↓×÷±"  # noqa: RUF001
 
 _DEJAVU = (
     *(f"DejaVu{family}{style}.ttf" for family in ("Sans", "SansMono", "Serif") for style in ("", "-Bold")),

@@ -5,6 +5,7 @@ Each returns a `TensorSet`, and says in one sentence what is wrong with a file. 
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import io
 import math
@@ -20,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .errors import DataError, need
-from .sets import OOD, TensorSet
+from .sets import LABEL_NAMES, SAMPLE_NAMES, TensorSet, tensor_set
 
 Split = Literal["train", "test"]
 
@@ -38,7 +39,7 @@ def read_bytes(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; check the path and the download") from error
+        raise DataError(f"{path}: {error.strerror or error}; check the path") from error
 
 
 # --- CIFAR ------------------------------------------------------------------------------------------------------------
@@ -324,39 +325,36 @@ def read_svhn(path: str | Path) -> TensorSet:
 
 # --- arrays of one's own ----------------------------------------------------------------------------------------------
 
-_X_NAMES = ("images", "embeddings", "features", "x", "data", "arr_0")
-_Y_NAMES = ("labels", "label", "y", "targets", "arr_1")
-
 
 def read_arrays(path: str | Path, split: str = "") -> TensorSet:
     """Images or embeddings in a npz, npy or safetensors file.
 
     The samples are called images, embeddings, features, x, data or arr_0; their labels, which may be missing, labels,
-    label, y, targets or arr_1. With a split, names such as `test_images` or `x_test` come first. Images are
-    (N, H, W), (N, H, W, C) or (N, C, H, W) bytes; everything else is taken as floats.
+    y, targets or arr_1. With a split, names such as `test_images` or `x_test` come first. Images are (N, H, W),
+    (N, H, W, C) or (N, C, H, W) bytes; everything else is taken as floats.
     """
     path = Path(path).expanduser()
     arrays = _load_arrays(path)
-    x = _named(arrays, _X_NAMES, split)
-    y = _named(arrays, _Y_NAMES, split)
+    x = _named(arrays, (*SAMPLE_NAMES, "arr_0"), split)
     if x is None:
-        raise DataError(f"{path}: holds {sorted(arrays) or 'nothing'}; call the samples one of {', '.join(_X_NAMES)}")
+        names = ", ".join((*SAMPLE_NAMES, "arr_0"))
+        raise DataError(f"{path}: holds {sorted(arrays) or 'nothing'}; call the samples one of {names}")
     if x.ndim < 2:
         raise DataError(f"{path}: samples of shape {tuple(x.shape)} are no images (N, H, W) and no embeddings (N, D)")
-    if x.dtype == torch.uint8 and x.ndim in (3, 4):
-        x = _planar(x)
-    else:
+    if x.dtype != torch.uint8 and not x.is_floating_point():
         x = x.float()
-        bad = ~torch.isfinite(x).flatten(1).all(1)
-        if bad.any():
-            raise DataError(
-                f"{path}: sample {int(bad.nonzero()[0])} is not finite, one of {int(bad.sum())}; remove them"
-            )
-    if y is None:
-        y = torch.full((len(x),), OOD)
-    if y.is_floating_point() and not torch.equal(y, y.round()):
-        raise DataError(f"{path}: labels must be whole numbers, counted from 0")
-    return TensorSet(path.stem, x, y.reshape(len(y), -1)[:, 0].long() if y.ndim == 2 and y.shape[1] == 1 else y.long())
+    found = tensor_set(
+        str(path), x, _named(arrays, (*LABEL_NAMES, "arr_1"), split), f"{split} arrays" if split else "all"
+    )
+    return dataclasses.replace(found, name=path.stem)
+
+
+def array_halves(path: Path) -> bool:
+    """Whether a npz or safetensors file holds arrays for training and for testing."""
+    names = set(_load_arrays(path))
+    return all(
+        any(f"{half}_{n}" in names or f"{n}_{half}" in names for n in SAMPLE_NAMES) for half in ("train", "test")
+    )
 
 
 def _load_arrays(path: Path) -> dict[str, Tensor]:
@@ -385,12 +383,3 @@ def _named(arrays: Mapping[str, Tensor], names: Sequence[str], split: str) -> Te
             if key in arrays:
                 return arrays[key]
     return None
-
-
-def _planar(x: Tensor) -> Tensor:
-    """(N, C, H, W) from (N, H, W), (N, H, W, C) or itself."""
-    if x.ndim == 3:
-        return x[:, None]
-    if x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
-        return x.permute(0, 3, 1, 2).contiguous()
-    return x

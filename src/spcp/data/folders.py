@@ -127,8 +127,10 @@ def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...]
             continue
         path, _, label = line.partition(" ")
         problem = None
-        if not label.strip().lstrip("-").isdecimal():
+        if not label.strip():
             problem = "has no label"
+        elif not re.fullmatch(r"-1|\d+", label.strip()):
+            problem = f"has the label {label.strip()[:20]!r}, which is no class number and not -1"
         elif path.startswith(("/", "\\")) or ":" in path[:2] or (".." in path and ".." in re.split(r"[/\\]", path)):
             problem = "leads out of the data folder"
         if problem is None:
@@ -141,7 +143,7 @@ def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...]
     if skipped:
         warnings.warn(f"{imglist}: {len(skipped)} lines left out, such as line {skipped[0]}", stacklevel=3)
     if not paths:
-        raise DataError(f"{imglist}: names no image; download it again")
+        raise DataError(f"{imglist}: names no image; each line should be 'path label'")
     return tuple(paths), tuple(y)
 
 

@@ -10,9 +10,10 @@ import contextlib
 import dataclasses
 import functools
 import os
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -26,7 +27,7 @@ from .cache import cached, key_of
 from .errors import DataError
 from .folders import Bad
 from .images import ImageTransform, as_image, eval_pixels, train_pixels
-from .sets import DataSet, FileSet, TensorSet, as_set
+from .sets import DataSet, FileSet, TensorSet, as_set, take
 
 Transform = ImageTransform | AudioTransform | None
 
@@ -68,20 +69,28 @@ class Loader:
         bad: Bad = "raise",
         cache: bool = True,
     ) -> None:
-        if batch_size < 1 or batch_size % world_size or not 0 <= rank < world_size:
-            raise DataError(
-                f"batch_size {batch_size} must be a positive multiple of world_size {world_size}, rank below it"
-            )
+        if batch_size < 1 or batch_size % world_size:
+            raise DataError(f"batch_size {batch_size} must be a positive multiple of world_size {world_size}")
+        if not 0 <= rank < world_size:
+            raise DataError(f"rank {rank} must be from 0 to {world_size - 1}, one less than world_size")
+        if workers is not None and workers < 0:
+            raise DataError(f"workers must be 0 or more, not {workers}")
         data = as_set(data)
+        check_fit(data, transform, bad)
         if not len(data):
             raise DataError(f"{data.name}: is empty; nothing can be loaded from it")
         self.skipped: dict[str, str] = {}  # what could not be read, and why
         self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
         self.transform, self.batch_size, self.train, self.seed = transform, batch_size, train, seed
         self.device, self.rank, self.world_size, self.bad = torch.device(device), rank, world_size, bad
-        self.next_epoch = 0  # the one that iterating over the loader starts
+        self.next_epoch = 0  # which epoch `for x, y in loader` goes through next; may be set
         if isinstance(data, TensorSet) or (isinstance(data, FileSet) and fits_in_memory(transform, train)):
             data = prepare(data, transform, workers=self.workers, bad=bad, cache=cache, skipped=self.skipped)
+        elif train and bad == "skip" and world_size > 1:
+            raise DataError(
+                "bad files cannot be skipped while several processes train, since their shares would differ; "
+                "leave them out first: data.readable(...)"
+            )
         self.data: DataSet = data
         self._memory = _Memory(data, transform, train, self.device) if isinstance(data, TensorSet) else None
 
@@ -97,6 +106,8 @@ class Loader:
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
         """The batches of an epoch from the `start`-th on."""
+        if epoch < 0 or not 0 <= start <= len(self):
+            raise DataError(f"epoch {epoch} from batch {start}: epochs count from 0, and have batches 0 to {len(self)}")
         order, windows = self._plan(epoch)
         shares = [self._share(batch) for batch in range(start, len(self))]
         shares = [share for share in shares if share.start < share.stop]  # evaluation: the rest may not go round
@@ -146,6 +157,23 @@ class Loader:
         self.skipped.update(problems)
 
 
+def check_fit(data: DataSet, transform: Transform, bad: Bad) -> None:
+    """Say early what would fail late: a transform for other data, or none for data that needs one."""
+    if bad not in ("raise", "skip"):
+        raise DataError(f'bad must be "raise" or "skip", not {bad!r}')
+    if not isinstance(transform, ImageTransform | AudioTransform | None):
+        raise DataError(f"transform must be an ImageTransform or an AudioTransform, not a {type(transform).__name__}")
+    kind = data.kind if isinstance(data, FileSet) else "image" if isinstance(data, TensorSet) else None
+    if isinstance(data, TensorSet) and data.x.dtype != torch.uint8:
+        return
+    if kind and transform is None:
+        raise DataError(
+            f"{data.name}: {kind}s need a transform, such as the benchmark's: Loader(data, benchmark.transform)"
+        )
+    if kind and isinstance(transform, ImageTransform) != (kind == "image"):
+        raise DataError(f"{data.name}: {kind}s do not go with an {type(transform).__name__}")
+
+
 def fits_in_memory(transform: Transform, train: bool = False) -> bool:
     """Whether files are prepared once and then live as one tensor."""
     if isinstance(transform, ImageTransform):
@@ -173,7 +201,7 @@ class _Memory:
     def __init__(self, data: TensorSet, transform: Transform, train: bool, device: torch.device) -> None:
         self.y = data.y.to(device)
         self.table: Tensor | None = None
-        self.transform = transform if data.x.dtype == torch.uint8 else None
+        self.transform = transform = transform if data.x.dtype == torch.uint8 else None  # floats are as they should be
         x = data.x
         self.shape = tuple(x.shape[1:])
         if isinstance(transform, ImageTransform) and _window_count(transform, train) > 1:
@@ -334,6 +362,7 @@ def prepare(
     With `bad="skip"`, files that cannot be read are left out and put into `skipped`.
     """
     data = as_set(data)
+    check_fit(data, transform, bad)
     if isinstance(data, TensorSet):
         if data.x.dtype != torch.uint8 or not isinstance(transform, ImageTransform):
             return data
@@ -377,6 +406,35 @@ def prepare(
     if skipped is not None:
         skipped.update(problems)
     return TensorSet(data.name, torch.from_numpy(x), y, data.classes, data.split)
+
+
+def readable(data: FileSet, workers: int | None = None) -> FileSet:
+    """The set without the files that cannot be read, of which a warning tells how many there are and why.
+
+    Every file is decoded once.
+    """
+    decoder = _Decoder(
+        data, ImageTransform(1, 1, (0.5,), (0.5,)) if data.kind == "image" else _SHORT, train=False, seed=0
+    )
+    shares = [slice(start, min(start + 256, len(data))) for start in range(0, len(data), 256)]
+    used = min(8, os.cpu_count() or 1) if workers is None else workers
+    stream = _stream(decoder, _Keys(torch.arange(len(data)), 0, shares), used, torch.device("cpu"))
+    bad = dict(p for _, _, problems in track(stream, f"reading {data.name}", len(shares)) for p in problems)
+    if not bad:
+        return data
+    reasons = list(bad.values())
+    warnings.warn(
+        f"{data.name}: {len(bad)} of {len(data)} files cannot be read and are left out: {'; '.join(reasons[:5])}"
+        + (f"; and {len(bad) - 5} more" if len(bad) > 5 else ""),
+        stacklevel=2,
+    )
+    left = [i for i in range(len(data)) if _where(data, i) not in bad]
+    if not left:
+        raise DataError(f"{data.name}: none of its {len(data)} files can be read; the first: {reasons[0]}")
+    return cast("FileSet", take(data, left))
+
+
+_SHORT = AudioTransform(sample_rate=1000, seconds=0.1, mels=5, window=0.05)  # as little work as possible
 
 
 def _key(data: FileSet, transform: Transform) -> str:

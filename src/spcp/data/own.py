@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,21 +16,25 @@ from torch import Tensor
 from .audio import AudioTransform
 from .benchmarks import Benchmark
 from .errors import DataError
-from .files import Split, read_arrays, read_bytes, read_cifar, read_mnist, read_svhn
-from .folders import read_folder, read_places365, read_texture, read_tin
+from .files import Split, array_halves, read_arrays, read_bytes, read_cifar, read_mnist, read_svhn
+from .folders import Bad, read_folder, read_places365, read_texture, read_tin
 from .images import ImageTransform
-from .loader import fits_in_memory, prepare
+from .loader import fits_in_memory, prepare, readable
 from .noise import channel_statistics, noise
-from .sets import DataSet, FileSet, TensorSet, as_ood, as_set, labels, take
+from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, as_set, labels, take
 
-_IMAGENET_MEAN, _IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
+_GREY = {"mean": (0.449,), "std": (0.226,)}  # of ImageNet in grey
+
+_CIFAR_FILES = {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin", "data_batch_1", "test_batch"}
 
 
 def read(path: str | Path, split: Split = "test", *, label: str | None = None) -> DataSet:
     """The data set at a path, by the looks of it.
 
-    Arrays (npz, npy, safetensors), SVHN's mat, and the folders of CIFAR, MNIST, TinyImageNet, Textures and Places365 as
-    downloaded, of which `split` chooses the half; any other folder is one of images or sounds (see `read_folder`).
+    Arrays (npz, npy, safetensors), SVHN's mat, and the folders of CIFAR, MNIST, SVHN, TinyImageNet, Textures and
+    Places365 as downloaded, of which `split` chooses the half; any other folder is one of images or sounds (see
+    `read_folder`, which `label` is for).
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -44,12 +49,14 @@ def read(path: str | Path, split: Split = "test", *, label: str | None = None) -
         raise DataError(f"{path}: there is no such file or folder; check the path")
     names = {entry.name for entry in path.iterdir()}
     if label is None:
-        if names & {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin", "data_batch_1", "test_batch"}:
+        if names & _CIFAR_FILES or ({"meta", "test"} <= names and (path / "test").is_file()):
             return read_cifar(path, split)
-        if {"meta", "test"} <= names and (path / "test").is_file():
-            return read_cifar(path, split)
-        if any("-idx1-ubyte" in name or ".idx1-ubyte" in name for name in names):
+        if any("idx1-ubyte" in name for name in names):
             return read_mnist(path, split)
+        if "raw" in names and any((path / "raw").glob("*idx1-ubyte*")):
+            return read_mnist(path / "raw", split)
+        if names & {"train_32x32.mat", "test_32x32.mat"}:
+            return read_svhn(path / f"{split}_32x32.mat")
         if "wnids.txt" in names and "val" in names:
             return read_tin(path, split)
         if path.name == "dtd" and "images" in names:
@@ -59,184 +66,142 @@ def read(path: str | Path, split: Split = "test", *, label: str | None = None) -
     return read_folder(path, label=label)
 
 
+def _has_halves(path: Path) -> bool:
+    """Whether official files, or arrays, hold a training and a test half."""
+    if path.is_file():
+        return path.suffix in (".npz", ".safetensors") and array_halves(path)
+    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    return (
+        {"train_32x32.mat", "test_32x32.mat"} <= names
+        or {"train.bin", "test.bin"} <= names
+        or {"data_batch_1.bin", "test_batch.bin"} <= names
+        or {"data_batch_1", "test_batch"} <= names
+        or {"meta", "train", "test"} <= names
+        or ({"wnids.txt", "train", "val"} <= names)
+        or all(any(name.startswith(half) and "idx3-ubyte" in name for name in names) for half in ("train", "t10k"))
+    )
+
+
 def own_benchmark(
     id: Any,
     ood: Mapping[str, Any] | None = None,
     *,
     near: Mapping[str, Any] | None = None,
     ood_val: Mapping[str, Any] | str | None = None,
-    transform: ImageTransform | AudioTransform | None = None,
+    transform: ImageTransform | AudioTransform | Mapping[str, Any] | None = None,
     size: int | None = None,
     name: str = "own",
     label: str | None = None,
+    bad: Bad = "raise",
 ) -> Benchmark:
     """A benchmark of one's own data.
 
     Args:
-        id: known data by class: a path or a data set, which is split 80 / 10 / 10; or a dictionary of train, val, test.
-        ood: odd data by name, each a path or a data set.
+        id: known data by class. A path or data set, split 80 / 10 / 10; a folder of `train`, `val` (may be missing) and
+            `test` folders; official files or arrays with a training and a test half, of which a tenth of the test half
+            is for validation; or a dictionary of train, val, test.
+        ood: odd data by name, each a path or a data set; it becomes `far`.
         near: odd data that is close to what is known, by name.
         ood_val: odd data for choosing hyperparameters, by name; "gaussian" or "uniform" for noise.
-        transform: how samples are prepared. By default images get `size` pixels (224), with mean and deviation as
-            measured on the training images up to 64 pixels and as ImageNet's above; sounds one second at 16 kHz.
+        transform: how samples are prepared, or a dictionary of the fields that should differ from the default. By
+            default images get `size` pixels (224; arrays keep theirs), with mean and deviation as measured on the
+            training images up to 64 pixels and as ImageNet's above, and are mirrored in training (`{"flip": False}`
+            for digits, text or signs); sounds one second at 16 kHz.
         size: side of the images.
         name: of the benchmark.
         label: a regular expression that finds the class in a path, where classes are not folders.
+        bad: "skip" leaves out files that cannot be read, with a warning; every file is decoded once to find them.
     """
-    val: DataSet | None
-    if isinstance(id, Mapping):
-        if not {"train", "test"} <= set(id) or set(id) - {"train", "val", "test"}:
-            raise DataError(f"known data needs train and test, and may have val; here are {', '.join(id)}")
-        train = _set(id["train"], "train", "train", label)
-        val = _same_classes(_set(id["val"], "val", "test", label), train) if "val" in id else None
-        test = _same_classes(_set(id["test"], "test", "test", label), train)
-    else:
-        train, val, test = split_by_class(_set(id, "id", label=label))
-    y = labels(train)
-    if not len(y) or int(y.min()) < 0:
-        raise DataError(f"{train.name}: known data must have classes; put each class into a folder of its own")
-    if transform is None:
-        transform = _fitted_transform(train, size)
-    groups = {
-        role: {key: as_ood(dataclasses.replace(_set(value, key), name=key)) for key, value in (group or {}).items()}
-        for role, group in (("near", near), ("far", ood))
-    }
+    train, val, test = _known(id, label)
+    odd = {role: _group(group, role) for role, group in (("ood", ood), ("near", near)) if group}
+    validation = _group(ood_val, "ood_val") if ood_val and not isinstance(ood_val, str) else {}
+    if bad == "skip":
+        clean = lambda own: readable(own) if isinstance(own, FileSet) else own  # noqa: E731
+        train, val, test = clean(train), val and clean(val), clean(test)
+        odd = {role: {key: clean(own) for key, own in group.items()} for role, group in odd.items()}
+        validation = {key: clean(own) for key, own in validation.items()}
+    classes = _check_classes(train)
+    if not isinstance(transform, ImageTransform | AudioTransform):
+        transform = _fitted_transform(train, dict(transform or {}) | ({} if size is None else {"size": size}))
     if isinstance(ood_val, str):
-        like = (
-            train
-            if isinstance(train, TensorSet)
-            else prepare(train, transform)
-            if fits_in_memory(transform)
-            else transform
-        )
-        assert isinstance(like, TensorSet | ImageTransform)
-        validation: dict[str, DataSet] = {f"{ood_val} noise": noise(ood_val, like)}  # type: ignore[arg-type]
-    else:
-        validation = {key: as_ood(dataclasses.replace(_set(v, key), name=key)) for key, v in (ood_val or {}).items()}
+        validation = {f"{ood_val} noise": _noise(ood_val, train, transform)}
     benchmark = Benchmark(
-        name,
-        transform,
-        train.classes or tuple(map(str, range(int(y.max()) + 1))),
-        train,
-        val,
-        test,
-        ood_val=validation,
-        near=groups["near"],
-        far=groups["far"],
+        name, transform, classes, train, val, test, validation, odd.get("near", {}), odd.get("ood", {})
     )
-    made = isinstance(ood_val, str)  # noise is bytes or floats, whatever the data is kept in
-    kinds = {role: _kind(data) for role, data in benchmark.sets().items() if not (made and role.startswith("ood_val/"))}
-    odd = next((role for role, kind in kinds.items() if kind != kinds["train"]), None)
-    if odd:
-        raise DataError(
-            f"{name}: {odd} holds {kinds[odd]}, but train holds {kinds['train']}; a benchmark is of one kind"
-        )
+    _check_kinds(benchmark, noise=isinstance(ood_val, str))
     return benchmark
 
 
-def read_benchmark(path: str | Path) -> Benchmark:
-    """A benchmark from a TOML file. Paths in it are relative to the file.
-
-    ```toml
-    name = "birds"                       # optional
-    [id]
-    path = "photos"                      # a folder a class, split 80 / 10 / 10; or train = ..., val = ..., test = ...
-    label = '(\\d)_'                      # optional: finds the class in the path instead
-    [ood]
-    near = { bats = "bats" }
-    far = { cars = "cars", noise = "noise.npz" }
-    val = "gaussian"                     # or { name = "folder" }; optional
-    [transform]                          # optional
-    size = 64                            # or resize, crop, mean, std, augment, flip, padding
-    [audio]                              # instead, for sounds: sample_rate, seconds, mels, ...
-    ```
-    """
-    path = Path(path).expanduser()
-    try:
-        table = tomllib.loads(read_bytes(path).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not valid TOML ({error}); mend it there") from error
-    known = _section(path, table, "", {"name", "id", "ood", "transform", "audio"})
-    own = _section(path, known.get("id"), "id", {"path", "train", "val", "test", "label"})
-    ood = _section(path, known.get("ood", {}), "ood", {"near", "far", "val"})
-    base = path.parent
-    halves = {key: base / own[key] for key in ("train", "val", "test") if key in own}
-    if ("path" in own) == bool(halves):
-        raise DataError(f"{path}: [id] needs either path, or train and test")
-    groups = {}
-    for key in ("near", "far"):
-        group = ood.get(key, {})
-        if not isinstance(group, dict):
-            raise DataError(f'{path}: {key} in [ood] must be a table of names and paths, such as {{ cars = "cars" }}')
-        groups[key] = {name: base / where for name, where in group.items()}
-    validation = ood.get("val")
-    if isinstance(validation, dict):
-        validation = {name: base / where for name, where in validation.items()}
-    elif validation not in (None, "gaussian", "uniform"):
-        raise DataError(f'{path}: val in [ood] must be "gaussian", "uniform" or a table of names and paths')
-    transform, size = _transform_of(path, known)
-    return own_benchmark(
-        base / own["path"] if "path" in own else halves,
-        groups["far"],
-        near=groups["near"],
-        ood_val=validation,
-        transform=transform,
-        size=size,
-        name=str(known.get("name", path.stem)),
-        label=own.get("label"),
-    )
-
-
-def _section(path: Path, table: Any, name: str, allowed: set[str]) -> dict[str, Any]:
-    where = f"[{name}]" if name else "the file"
-    if not isinstance(table, dict):
-        raise DataError(f"{path}: has no section {where}; see spcp.data.read_benchmark for the format")
-    unknown = sorted(set(table) - allowed)
-    if unknown:
-        raise DataError(f"{path}: {where} does not know {unknown[0]!r}; it may have {', '.join(sorted(allowed))}")
-    return table
-
-
-def _transform_of(path: Path, table: dict[str, Any]) -> tuple[ImageTransform | AudioTransform | None, int | None]:
-    try:
-        if "audio" in table:
-            return AudioTransform(**table["audio"]), None
-        options = dict(table.get("transform", {}))
-        size = options.pop("size", None)
-        if not options:
-            return None, size
-        for key in ("mean", "std"):
-            if key in options:
-                options[key] = tuple(options[key])
-        if size is not None:
-            options = {"resize": size, "crop": size} | options
-        return ImageTransform(**({"mean": _IMAGENET_MEAN, "std": _IMAGENET_STD} | options)), None
-    except TypeError as error:
-        raise DataError(f"{path}: [transform] or [audio]: {error}") from error
+def _known(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, DataSet]:
+    """Known data for training, validation and testing."""
+    if isinstance(data, str | Path):
+        path = Path(data).expanduser()
+        folders = {entry.name for entry in path.iterdir() if entry.is_dir()} if path.is_dir() else set()
+        validation = next((name for name in ("val", "valid", "validation") if name in folders), None)
+        if label is None and _has_halves(path):
+            train, test = read(path, "train"), read(path, "test")
+            chosen = _hash_of_each(test) < 0.1
+            text = f"{test.split}, a tenth of it"
+            return (
+                train,
+                take(test, chosen.nonzero()[:, 0], split=text),
+                take(test, (~chosen).nonzero()[:, 0], split=f"{test.split}, without validation"),
+            )
+        if {"train", "test"} <= folders and folders <= {"train", "test", validation}:
+            data = {"train": path / "train", "test": path / "test"} | ({"val": path / validation} if validation else {})
+        else:
+            return split_by_class(read(path, label=label))
+    if not isinstance(data, Mapping):
+        return split_by_class(as_set(data, "id"))
+    if not {"train", "test"} <= set(data) or set(data) - {"train", "val", "test"}:
+        raise DataError(f"known data needs train and test, and may have val; here are {', '.join(data)}")
+    train = _set(data["train"], "train", "train", label)
+    val = _same_classes(_set(data["val"], "val", "test", label), train) if "val" in data else None
+    return train, val, _same_classes(_set(data["test"], "test", "test", label), train)
 
 
 def split_by_class(data: DataSet) -> tuple[DataSet, DataSet, DataSet]:
-    """80 % of each class for training, 10 % for validation, 10 % for testing, at least one each.
+    """About 80 % for training, 10 % for validation, 10 % for testing.
 
-    Files are dealt out by a hash of their paths, so that a file stays where it is when others are added or the folder
-    moves; other samples by a hash of their position.
+    Which part a file belongs to follows from a hash of its path alone, so that it stays there when others are added or
+    removed or the folder moves. Samples without a path are dealt out within each class, at random but always alike.
     """
-    y = labels(data)
-    names = data.paths if isinstance(data, FileSet) else tuple(map(str, range(len(data))))
-    parts: dict[str, list[int]] = {"train": [], "val": [], "test": []}
-    for k in y.unique().tolist():
-        own = (y == k).nonzero()[:, 0].tolist()
-        own.sort(key=lambda i: hashlib.sha256(names[i].encode()).digest())
-        if len(own) < 3:
-            label = data.classes[k] if data.classes else k
-            raise DataError(f"{data.name}: class {label} has {len(own)} samples, too few to split; give at least 3")
-        n = max(1, round(len(own) / 10))
-        parts["val"] += own[:n]
-        parts["test"] += own[n : 2 * n]
-        parts["train"] += own[2 * n :]
-    text = "80/10/10 of each class by a hash of the path"
-    train, val, test = (take(data, sorted(index), split=f"{name}: {text}") for name, index in parts.items())
+    _check_classes(data)
+    u, y = _hash_of_each(data), labels(data)
+    parts = {"val": u < 0.1, "test": (u >= 0.1) & (u < 0.2), "train": u >= 0.2}
+    few = next((k for k in y.unique().tolist() if not (parts["train"] & (y == k)).any()), None)
+    if few is not None or not parts["val"].any() or not parts["test"].any():
+        what = f"class {data.classes[few] if data.classes else few}" if few is not None else f"{len(data)} samples"
+        raise DataError(f"{data.name}: {what} cannot be split 80 / 10 / 10; add samples, or give train, val and test")
+    by = "by a hash of the path" if isinstance(data, FileSet) else "of each class"
+    train, val, test = (
+        take(data, parts[name].nonzero()[:, 0], split=f"{share} % {by}")
+        for name, share in (("train", 80), ("val", 10), ("test", 10))
+    )
     return train, val, test
+
+
+def _hash_of_each(data: DataSet) -> Tensor:
+    """A number in [0, 1) for each sample: a hash of its path, or else its place in its class, shuffled."""
+    if isinstance(data, FileSet):
+        digests = (hashlib.sha256(os.fsencode(path)).digest() for path in data.paths)
+        return torch.tensor([int.from_bytes(digest[:6], "big") / 2**48 for digest in digests], dtype=torch.float64)
+    y = labels(data)
+    u = torch.empty(len(y), dtype=torch.float64)
+    rng = torch.Generator().manual_seed(0)
+    for k in y.unique():
+        own = (y == k).nonzero()[:, 0]
+        u[own[torch.randperm(len(own), generator=rng)]] = (torch.arange(len(own)) + 0.5).double() / len(own)
+    return u
+
+
+def _group(group: Any, role: str) -> dict[str, DataSet]:
+    """Odd data by name."""
+    if not isinstance(group, Mapping):
+        raise DataError(
+            f'{role}: must be a dictionary of names and data, such as {{"cars": "folder"}}, not {group!r:.60}'
+        )
+    return {key: as_ood(dataclasses.replace(_set(own, key), name=key)) for key, own in group.items()}
 
 
 def _set(data: Any, name: str, split: Split = "test", label: str | None = None) -> DataSet:
@@ -249,39 +214,181 @@ def _same_classes(data: DataSet, train: DataSet) -> DataSet:
         return data
     number = {name: k for k, name in enumerate(train.classes)}
     stranger = next((name for name in data.classes if name not in number), None)
-    if stranger is not None:
-        raise DataError(f"{data.name}: the class {stranger!r} is not in the training data; remove it or add it there")
+    if stranger is not None or isinstance(data, ItemSet):
+        raise DataError(
+            f"{data.name}: the class {stranger or data.classes!r} is not in the training data; make them agree"
+        )
     renumber = torch.tensor([number[name] for name in data.classes])
     return take(data, torch.arange(len(data)), y=renumber[labels(data)], classes=train.classes)
 
 
+def _check_classes(train: DataSet) -> tuple[str, ...]:
+    """The names of the classes, every one of which has training samples."""
+    y = labels(train)
+    where = train.root if isinstance(train, FileSet) else train.name
+    if not len(y) or int(y.min()) < 0:
+        if isinstance(train, FileSet):
+            cure = r"put each class into a folder of its own, or find it in the name: label=r'(\d)_'"
+        else:
+            cure = "give labels, counted from 0"
+        raise DataError(f"{where}: known data must have classes; {cure}")
+    classes = train.classes or tuple(map(str, range(int(y.max()) + 1)))
+    counts = torch.bincount(y, minlength=len(classes))
+    if len(classes) < 2:
+        raise DataError(f"{where}: has one class only, {classes[0]!r}; name the folder that holds the class folders")
+    if not counts.all():
+        empty = classes[int((counts == 0).nonzero()[0])]
+        raise DataError(f"{where}: class {empty} has no training samples; labels must count from 0 without gaps")
+    return classes
+
+
 def _kind(data: DataSet) -> str:
+    """What the samples of a set are."""
     if isinstance(data, FileSet):
         return "images" if data.kind == "image" else "sounds"
-    return (
-        "images"
-        if not isinstance(data, TensorSet) or data.x.dtype == torch.uint8
-        else f"floats {tuple(data.x.shape[1:])}"
-    )
+    if isinstance(data, TensorSet):
+        return "images" if data.x.dtype == torch.uint8 else f"floats {tuple(data.x.shape[1:])}"
+    x = torch.as_tensor(data[0][0]) if hasattr(data[0][0], "dtype") else None
+    return f"floats {tuple(x.shape)}" if x is not None and x.is_floating_point() else "images"
 
 
-def _fitted_transform(train: DataSet, size: int | None) -> ImageTransform | AudioTransform | None:
-    """A transform for data that came without one."""
-    mean: tuple[float, ...]
-    std: tuple[float, ...]
-    if isinstance(train, FileSet) and train.kind == "audio":
-        plain = AudioTransform()
-        x: Tensor = prepare(train, plain).x
-        return dataclasses.replace(plain, mean=float(x.mean()), std=float(x.std()))
+def _check_kinds(benchmark: Benchmark, noise: bool) -> None:
+    """One kind of data in all sets, and nothing both known and odd."""
+    sets = {role: own for role, own in benchmark.sets().items() if not (noise and role.startswith("ood_val/"))}
+    kinds = {role: _kind(own) for role, own in sets.items()}
+    odd = next((role for role, kind in kinds.items() if kind != kinds["train"]), None)
+    if odd:
+        raise DataError(f"{odd} holds {kinds[odd]}, but train holds {kinds['train']}; a benchmark is of one kind")
+    known = {own.root.resolve() for role, own in sets.items() if "/" not in role and isinstance(own, FileSet)}
+    for role, own in sets.items():
+        if "/" in role and isinstance(own, FileSet) and own.root.resolve() in known:
+            raise DataError(f"{role}: {own.root} holds known data, so it cannot be odd as well; name another folder")
+
+
+def _noise(kind: str, train: DataSet, transform: ImageTransform | AudioTransform | None) -> TensorSet:
     if isinstance(train, TensorSet):
-        if train.x.dtype != torch.uint8:
-            return None
-        size = size or int(min(train.x.shape[2:]))
-    size = size or 224
-    channels = train.x.shape[1] if isinstance(train, TensorSet) else 3
-    if size > 64:
-        mean, std = (_IMAGENET_MEAN, _IMAGENET_STD) if channels == 3 else ((0.449,), (0.226,))
-        return ImageTransform(round(size * 8 / 7), size, mean, std, augment="resized_crop")
-    plain_image = ImageTransform(size, size, (0.5,) * channels, (0.5,) * channels)
-    mean, std = channel_statistics(prepare(train, plain_image))
-    return dataclasses.replace(plain_image, mean=mean, std=tuple(max(s, 1e-3) for s in std))
+        like: TensorSet | ImageTransform = train
+    elif isinstance(transform, ImageTransform) and not fits_in_memory(transform):
+        like = transform
+    else:
+        like = prepare(train, transform)
+    return noise(kind, like)  # type: ignore[arg-type]
+
+
+def _fitted_transform(train: DataSet, options: dict[str, Any]) -> ImageTransform | AudioTransform | None:
+    """The default for this data, with mean and deviation as measured, but for what the options say."""
+    kind = _kind(train)
+    try:
+        if kind == "sounds":
+            return _fitted_audio(train, options)
+        if kind == "images":
+            return _fitted_images(train, options)
+    except TypeError as error:
+        fields = AudioTransform if kind == "sounds" else ImageTransform
+        known = ", ".join(["size"] * (kind == "images") + [own.name for own in dataclasses.fields(fields)])
+        raise DataError(f"transform: {str(error).split('__init__() ')[-1]}; it may have {known}") from error
+    if options:
+        raise DataError(f"transform: {kind} are taken as they are; leave out {', '.join(options)}")
+    return None
+
+
+def _fitted_audio(train: DataSet, options: dict[str, Any]) -> AudioTransform:
+    plain = AudioTransform(**options)
+    if {"mean", "std"} & set(options):
+        return plain
+    x = prepare(train, plain).x
+    return dataclasses.replace(plain, mean=float(x.mean()), std=float(x.std()))
+
+
+def _fitted_images(train: DataSet, options: dict[str, Any]) -> ImageTransform:
+    options = {key: tuple(value) if isinstance(value, list) else value for key, value in options.items()}
+    size = options.pop("size", None)
+    arrays = isinstance(train, TensorSet)
+    if size is None:
+        size = options.get("crop", int(min(train.x.shape[2:])) if isinstance(train, TensorSet) else 224)
+    if not isinstance(size, int) or size < 1:
+        raise DataError(f"transform: size must be a whole number of pixels, not {size!r}")
+    large = size > 64 and not arrays
+    options = {"resize": round(size * 8 / 7) if large else size, "crop": size} | options
+    options = {"augment": "resized_crop" if large else "crop"} | options
+    channels = len(
+        options.get("mean", options.get("std", (0,) * (train.x.shape[1] if isinstance(train, TensorSet) else 3)))
+    )
+    usual: dict[str, Any] = dict(_IMAGENET if channels == 3 else _GREY)
+    if {"mean", "std"} <= set(options) or size > 64:
+        return ImageTransform(**(usual | options))
+    half: dict[str, Any] = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
+    plain = ImageTransform(**(half | options))
+    mean, std = channel_statistics(prepare(train, plain))
+    measured: dict[str, Any] = {"mean": mean, "std": tuple(max(s, 1e-3) for s in std)}
+    return ImageTransform(**(measured | options))
+
+
+def read_benchmark(path: str | Path) -> Benchmark:
+    """A benchmark from a TOML file. Paths in it are relative to the file.
+
+    ```toml
+    name = "birds"                       # optional
+    [id]
+    path = "photos"                      # as `id` of own_benchmark; or train = ..., val = ..., test = ...
+    label = '(\\d)_'                      # optional: finds the class in the path instead
+    [ood]
+    near = { bats = "bats" }
+    far = { cars = "cars", noise = "noise.npz" }
+    val = "gaussian"                     # or { name = "folder" }; optional
+    [transform]                          # optional
+    size = 64                            # and, or, resize, crop, mean, std, augment, flip, padding
+    [audio]                              # instead, for sounds: sample_rate, seconds, mels, ...
+    ```
+    """
+    path = Path(path).expanduser()
+    try:
+        table = tomllib.loads(read_bytes(path).decode())
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: not valid TOML ({error}); mend it there") from error
+    known = _section(path, table, "", {"name", "id", "ood", "transform", "audio"})
+    own = _section(path, known.get("id"), "id", {"path", "train", "val", "test", "label"})
+    ood = _section(path, known.get("ood", {}), "ood", {"near", "far", "val"})
+    for section in ("transform", "audio"):
+        _section(path, known.get(section, {}), section, None)
+    halves = {key: _path(path, "id", key, own[key]) for key in ("train", "val", "test") if key in own}
+    if ("path" in own) == bool(halves):
+        raise DataError(f"{path}: [id] needs either path, or train and test")
+    groups = {}
+    for key in ("near", "far", "val"):
+        group = ood.get(key, {})
+        if key == "val" and group in ("gaussian", "uniform"):
+            groups[key] = group
+            continue
+        if not isinstance(group, dict):
+            also = '"gaussian", "uniform" or ' if key == "val" else ""
+            raise DataError(f'{path}: {key} in [ood] must be {also}a table of names and paths, as {{ cars = "cars" }}')
+        groups[key] = {name: _path(path, "ood", name, where) for name, where in group.items()}
+    try:
+        return own_benchmark(
+            _path(path, "id", "path", own["path"]) if "path" in own else halves,
+            groups["far"],
+            near=groups["near"],
+            ood_val=groups["val"],
+            transform=known.get("audio") or known.get("transform"),
+            name=str(known.get("name", path.stem)),
+            label=own.get("label"),
+        )
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from error
+
+
+def _section(path: Path, table: Any, name: str, allowed: set[str] | None) -> dict[str, Any]:
+    where = f"[{name}]" if name else "the file"
+    if not isinstance(table, dict):
+        raise DataError(f"{path}: has no section {where}; see spcp.data.read_benchmark for the format")
+    unknown = sorted(set(table) - allowed) if allowed is not None else []
+    if unknown:
+        raise DataError(f"{path}: {where} does not know {unknown[0]!r}; it may have {', '.join(sorted(allowed or ()))}")
+    return table
+
+
+def _path(path: Path, section: str, key: str, value: Any) -> Path:
+    if not isinstance(value, str):
+        raise DataError(f"{path}: {key} in [{section}] must be a path in quotes, not {value!r}")
+    return path.parent / Path(value).expanduser()

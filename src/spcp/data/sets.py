@@ -20,7 +20,7 @@ from .errors import DataError
 OOD = -1  # the label of what belongs to no class
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class TensorSet:
     """A data set in memory. It is a torch Dataset too: `len(s)`, `s[i] -> (x, label)`.
 
@@ -35,11 +35,11 @@ class TensorSet:
     split: str = ""  # where it comes from, for reports: "OpenOOD's list", "first 100 a class", ...
 
     def __post_init__(self) -> None:
-        if len(self.x) != len(self.y):
-            raise DataError(
-                f"{self.name}: {len(self.x)} samples but {len(self.y)} labels; give one label for each sample"
-            )
-        _check_labels(self.name, self.y, self.classes)
+        if self.x.dtype == torch.uint8 and self.x.ndim != 4:
+            raise DataError(f"{self.name}: images must be (N, C, H, W) bytes, not {tuple(self.x.shape)}")
+        if self.x.dtype != torch.uint8 and not self.x.is_floating_point():
+            raise DataError(f"{self.name}: samples of {self.x.dtype} are neither bytes nor floats; convert them")
+        _check_labels(self.name, len(self.x), self.y, self.classes)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -47,10 +47,13 @@ class TensorSet:
     def __getitem__(self, i: int) -> tuple[Tensor, int]:
         return self.x[i], int(self.y[i])
 
+    def __repr__(self) -> str:
+        return f"<TensorSet {self.name}: {len(self)} x {tuple(self.x.shape[1:])} {str(self.x.dtype)[6:]}>"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class FileSet:
-    """A data set of files, read when they are needed. `s[i]` is a Pillow image, or a waveform, and its label."""
+    """A data set of files, read when they are needed. `s[i]` is an image, or (waveform, rate), and its label."""
 
     name: str
     root: Path
@@ -61,11 +64,7 @@ class FileSet:
     kind: Literal["image", "audio"] = "image"
 
     def __post_init__(self) -> None:
-        if len(self.paths) != len(self.y):
-            raise DataError(
-                f"{self.name}: {len(self.paths)} files but {len(self.y)} labels; give one label for each file"
-            )
-        _check_labels(self.name, self.y, self.classes)
+        _check_labels(self.name, len(self.paths), self.y, self.classes)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -76,10 +75,13 @@ class FileSet:
         path = self.root / self.paths[i]
         return images.open_image(path) if self.kind == "image" else audio.read_audio(path), int(self.y[i])
 
+    def __repr__(self) -> str:
+        return f"<FileSet {self.name}: {len(self)} {self.kind} files below {self.root}>"
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(frozen=True, eq=False, repr=False)
 class ItemSet:
-    """Somebody else's map-style data set (torch's, Hugging Face's): `items[i]` is an image, a pair or a dictionary."""
+    """Somebody else's map-style data set (torch's, Hugging Face's): `items[i]` is a sample, a pair or a dictionary."""
 
     name: str
     items: Any
@@ -92,13 +94,22 @@ class ItemSet:
     def __getitem__(self, i: int) -> tuple[Any, int]:
         return _pair(self.items[i], f"{self.name}, item {i}")
 
+    def __repr__(self) -> str:
+        return f"<ItemSet {self.name}: {len(self)} items of a {type(self.items).__name__}>"
+
 
 DataSet: TypeAlias = TensorSet | FileSet | ItemSet
 
 
-def _check_labels(name: str, y: Tensor, classes: Sequence[str]) -> None:
+def _check_labels(name: str, count: int, y: Tensor, classes: Sequence[str]) -> None:
+    if y.ndim == 2 and y.shape[1] > 1:
+        raise DataError(f"{name}: labels of shape {tuple(y.shape)} look one-hot; give class numbers, y.argmax(1)")
     if y.ndim != 1 or y.dtype != torch.int64:
         raise DataError(f"{name}: labels must be one int64 for each sample, not {tuple(y.shape)} of {y.dtype}")
+    if count != len(y):
+        raise DataError(f"{name}: {count} samples but {len(y)} labels; give one label for each sample")
+    if len(y) and int(y.min()) < OOD:
+        raise DataError(f"{name}: a label is {int(y.min())}; classes count from 0, and {OOD} is for what has none")
     if len(y) and classes and int(y.max()) >= len(classes):
         raise DataError(
             f"{name}: a label is {int(y.max())}, but there are only {len(classes)} classes (counted from 0)"
@@ -135,7 +146,7 @@ class _Unlabelled(torch.utils.data.Dataset[Any]):
         return len(self.items)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        return _pair(self.items[i], f"item {i}")[0], OOD
+        return _sample(self.items[i], f"item {i}"), OOD
 
 
 def labels(data: DataSet) -> Tensor:
@@ -160,10 +171,10 @@ def as_set(data: Any, name: str = "data") -> DataSet:
     """Make a data set of anything that holds samples.
 
     A set stays as it is. A tensor or array is unlabelled samples; `(x, y)` of two tensors or arrays, and a
-    `TensorDataset`, are samples and labels. A list of tensors, or of (tensor, label) pairs, is stacked where shapes
-    agree. Any object with `len` and integer indexing (a torch Dataset, a Hugging Face dataset, a list of Pillow images)
-    is read item by item: an item is a sample, a `(sample, label, ...)` pair, or a dictionary with an image and a label.
-    A path (str or Path) is read by `spcp.data.read`.
+    `TensorDataset`, are samples and labels: images of bytes (N, H, W), (N, H, W, C) or (N, C, H, W), or floats. A list
+    of tensors, or of (tensor, label) pairs, is stacked where shapes agree. Any object with `len` and integer indexing
+    (a torch Dataset, a Hugging Face dataset, a list of Pillow images) is read item by item: an item is a sample, a
+    `(sample, label, ...)` pair, or a dictionary with an image and a label. A path is read by `spcp.data.read`.
     """
     if isinstance(data, TensorSet | FileSet | ItemSet):
         return data
@@ -171,49 +182,91 @@ def as_set(data: Any, name: str = "data") -> DataSet:
         from .own import read
 
         return read(data)
+    if data is None or hasattr(data, "transform_of"):
+        what = (
+            "is missing (see the benchmark's notes)" if data is None else "is a whole benchmark; pass one of its sets"
+        )
+        raise DataError(f"{name}: {what}")
     if isinstance(data, torch.utils.data.TensorDataset):
         data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
     if isinstance(data, Tensor | np.ndarray):
-        return TensorSet(name, torch.as_tensor(data), torch.full((len(data),), OOD))
+        return tensor_set(name, torch.as_tensor(data), None)
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        return TensorSet(name, torch.as_tensor(data[0]), torch.as_tensor(data[1]).long())
-    if isinstance(data, torch.utils.data.IterableDataset) or not (
-        hasattr(data, "__len__") and hasattr(data, "__getitem__")
-    ):
+        return tensor_set(name, torch.as_tensor(data[0]), torch.as_tensor(data[1]))
+    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict)
+    if isinstance(data, torch.utils.data.IterableDataset) or not indexed:
         raise DataError(
             f"{name}: a {type(data).__name__} has no length or no index; give a map-style data set or list(...) of it"
         )
     if isinstance(data, list) and data and isinstance(data[0], Tensor | tuple):
         pairs = [_pair(item, f"{name}, item {i}") for i, item in enumerate(data)]
         if all(isinstance(x, Tensor) and x.shape == pairs[0][0].shape for x, _ in pairs):
-            return TensorSet(name, torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))
-    return ItemSet(name, data, classes=_class_names(data))
+            return tensor_set(name, torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))
+    return ItemSet(name, data, classes=_class_names(data), split="as given")
 
 
-_IMAGE_KEYS = ("image", "img", "pixel_values", "x", "input", "data")
-_LABEL_KEYS = ("label", "labels", "fine_label", "target", "y", "class")
+def tensor_set(name: str, x: Tensor, y: Tensor | None, split: str = "as given") -> TensorSet:
+    """Samples and labels of any kind, checked: images in planes, floats in single precision and finite."""
+    if x.dtype == torch.uint8 and x.ndim in (3, 4):
+        x = _planar(x)
+    elif x.is_floating_point():
+        x = x.float()
+        bad = ~torch.isfinite(x).flatten(1).all(1) if x.ndim > 1 else ~torch.isfinite(x)
+        if bad.any():
+            raise DataError(
+                f"{name}: sample {int(bad.nonzero()[0])} is not finite, one of {int(bad.sum())}; remove them"
+            )
+    if y is None:
+        y = torch.full((len(x),), OOD)
+    if y.is_floating_point() and not torch.equal(y, y.round()):
+        raise DataError(f"{name}: labels must be whole numbers, counted from 0")
+    return TensorSet(name, x, (y[:, 0] if y.ndim == 2 and y.shape[1] == 1 else y).long(), split=split)
+
+
+def _planar(x: Tensor) -> Tensor:
+    """(N, C, H, W) from (N, H, W), (N, H, W, C) or itself."""
+    if x.ndim == 3:
+        return x[:, None]
+    if x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
+        return x.permute(0, 3, 1, 2).contiguous()
+    return x
+
+
+# What samples and their labels are called in dictionaries and in array files.
+SAMPLE_NAMES = ("image", "images", "img", "pixel_values", "embedding", "embeddings", "features", "x", "input", "data")
+LABEL_NAMES = ("label", "labels", "fine_label", "target", "targets", "y", "class")
 
 
 def _pair(item: Any, where: str) -> tuple[Any, int]:
     """Sample and label of an item as data sets give them."""
+    label: Any = OOD
     if isinstance(item, dict):
-        key = next((key for key in _IMAGE_KEYS if key in item), None)
+        label = next((item[key] for key in LABEL_NAMES if item.get(key) is not None), OOD)
+    elif isinstance(item, tuple | list) and len(item) >= 2:
+        label = item[1]
+    try:
+        number = int(label)
+        if number != label:
+            raise ValueError
+    except (TypeError, ValueError) as error:
+        raise DataError(f"{where}: its label {label!r} is not a class number; give numbers, counted from 0") from error
+    return _sample(item, where), number
+
+
+def _sample(item: Any, where: str) -> Any:
+    if isinstance(item, dict):
+        key = next((key for key in SAMPLE_NAMES if key in item), None)
         if key is None:
-            raise DataError(
-                f"{where}: none of its keys {sorted(item)} is one of {', '.join(_IMAGE_KEYS)}; rename the column"
-            )
-        label = next((item[key] for key in _LABEL_KEYS if item.get(key) is not None), OOD)
-        return item[key], int(label)
-    if isinstance(item, tuple | list) and len(item) >= 2:
-        return item[0], int(item[1])
-    return (item[0] if isinstance(item, tuple | list) else item), OOD
+            raise DataError(f"{where}: none of its keys {sorted(item)} is one of {', '.join(SAMPLE_NAMES)}; rename one")
+        return item[key]
+    return item[0] if isinstance(item, tuple | list) else item
 
 
 def _class_names(data: Any) -> tuple[str, ...]:
     """Names of the classes, where the data set tells: `features[label].names` (Hugging Face), `.classes` (torch)."""
     features = getattr(data, "features", None)
     if isinstance(features, dict):
-        names = next((features[key].names for key in _LABEL_KEYS if hasattr(features.get(key), "names")), ())
+        names = next((features[key].names for key in LABEL_NAMES if hasattr(features.get(key), "names")), ())
     else:
         names = getattr(data, "classes", ())
     return tuple(map(str, names))
