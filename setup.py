@@ -1,4 +1,4 @@
-"""Builds the C kernels of the head. They are optional: without a compiler the package installs without them."""
+"""Builds the C kernels. They are optional: without a compiler the package installs without them."""
 
 import sys
 
@@ -12,15 +12,21 @@ FLAGS = [
 ]
 OPENMP = ["-fopenmp"] if sys.platform == "linux" else []  # Apple's compiler has none: one thread there
 
+KERNELS = {
+    "spcp.contributions._kernels": "src/spcp/contributions/kernels.c",
+    "spcp.data._pixels": "src/spcp/data/pixels.c",
+}
+
 setup(
     ext_modules=[
         Extension(
-            "spcp.contributions._kernels",  # a plain library, loaded with ctypes
-            ["src/spcp/contributions/kernels.c"],
+            name,  # a plain library, loaded with ctypes
+            [source],
             extra_compile_args=FLAGS + OPENMP,
             extra_link_args=OPENMP,
             libraries=["m"],
             optional=True,
         )
+        for name, source in KERNELS.items()
     ]
 )

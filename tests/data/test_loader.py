@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, TensorDataset
 
 from spcp import data
+from spcp.data import native
 
 CIFAR = data.BENCHMARKS["cifar10"].transform
 LARGE = data.ImageTransform(80, 72, CIFAR.mean, CIFAR.std, augment="resized_crop")
@@ -30,6 +31,16 @@ def small(count: int = 50, side: int = 32, channels: int = 3) -> data.TensorSet:
     """Images whose first pixels of every row give away which they are."""
     x = torch.from_numpy(pixels(count, channels, side, side))
     return data.TensorSet("small", x, torch.arange(count))
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Both ways of cutting and normalising images in memory."""
+    if request.param == "torch":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip("the kernel was not compiled: there was no C compiler")
+    return str(request.param)
 
 
 @pytest.fixture
@@ -49,7 +60,7 @@ def normalised(x: np.ndarray, transform: data.ImageTransform = CIFAR) -> np.ndar
     return ((x / 255 - mean) / std).astype(np.float32)
 
 
-def test_evaluation_is_the_data_in_order() -> None:
+def test_evaluation_is_the_data_in_order(kernel: str) -> None:
     own = small()
     x, y = collect(data.Loader(own, CIFAR, batch_size=16))
     assert x.dtype == torch.float32
@@ -58,7 +69,7 @@ def test_evaluation_is_the_data_in_order() -> None:
     assert len(data.Loader(own, CIFAR, batch_size=16)) == 4
 
 
-def test_augmentation_is_a_window_of_the_padded_image() -> None:
+def test_augmentation_is_a_window_of_the_padded_image(kernel: str) -> None:
     """Against the slow way: cut every window out of every padded image, and look for what came."""
     own = small(20)
     transform = dataclasses.replace(CIFAR, padding=2)
@@ -83,6 +94,20 @@ def test_augmentation_is_a_window_of_the_padded_image() -> None:
     assert len(counts) == 50  # 25 places, mirrored and not
     assert counts.min() > 15  # 40 expected of each
     assert counts.max() < 75
+
+
+@pytest.mark.skipif(not native.available(), reason="the kernel was not compiled: there was no C compiler")
+@pytest.mark.parametrize("side", [5, 28, 32, 33])
+@pytest.mark.parametrize("padding", [0, 1, 4, 7])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_both_kernels_agree_to_the_bit(side: int, padding: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    transform = data.ImageTransform(side, side, CIFAR.mean[:channels], CIFAR.std[:channels], padding=padding)
+    loaders = [data.Loader(small(30, side, channels), transform, batch_size=7, train=train) for train in (True, False)]
+    compiled = [collect(loader.epoch(1))[0] for loader in loaders]
+    monkeypatch.setattr(native, "available", lambda: False)
+    loaders = [data.Loader(small(30, side, channels), transform, batch_size=7, train=train) for train in (True, False)]
+    for loader, x in zip(loaders, compiled, strict=True):
+        assert torch.equal(collect(loader.epoch(1))[0], x)
 
 
 def test_every_image_of_a_batch_is_cut_at_its_own_place() -> None:

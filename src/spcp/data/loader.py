@@ -6,7 +6,6 @@ stopped, and what is trained on does not depend on the number of processes.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import os
@@ -22,9 +21,10 @@ from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from ..progress import track
+from . import native
 from .audio import AudioTransform, fixed_length, log_mel
 from .cache import cached, key_of
-from .errors import DataError
+from .errors import DataError, need
 from .folders import Bad
 from .images import ImageTransform, as_image, eval_pixels, train_pixels
 from .sets import DataSet, FileSet, TensorSet, as_set, take
@@ -32,7 +32,6 @@ from .sets import DataSet, FileSet, TensorSet, as_set, take
 Transform = ImageTransform | AudioTransform | None
 
 IN_MEMORY_SIDE = 64  # images up to this size are prepared once and kept as bytes
-CHUNK = 2**19  # pixels that are normalised together on a CPU, so that they stay in its cache
 
 
 class Loader:
@@ -123,9 +122,8 @@ class Loader:
             self._note(problems)
             if len(y):
                 x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-                with _one_thread(x):
-                    x = finish(x, self.transform)
-                yield x, y
+                # While workers keep all cores busy, threads would wait for each other more than they help.
+                yield finish(x, self.transform, threads=1), y
 
     def order(self, epoch: int = 0) -> Tensor:
         """Which samples this process sees in an epoch, in order (by index in `data`)."""
@@ -139,8 +137,12 @@ class Loader:
             return torch.arange(n), torch.zeros(n, dtype=torch.int64)
         (state,) = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)
         rng = torch.Generator().manual_seed(int(state >> np.uint64(1)))
-        order = torch.randperm(n, generator=rng)
-        return order, torch.randint(_window_count(self.transform, self.train), (n,), generator=rng)
+        order, windows = torch.randperm(n, generator=rng), torch.zeros(n, dtype=torch.int64)
+        if isinstance(self.transform, ImageTransform):
+            windows = 2 * torch.randint((2 * self.transform.padding + 1) ** 2, (n,), generator=rng)
+            if self.transform.flip:
+                windows += torch.randint(2, (n,), generator=rng)
+        return order, windows
 
     def _share(self, batch: int) -> slice:
         """Positions of this process in a batch."""
@@ -184,63 +186,66 @@ def fits_in_memory(transform: Transform, train: bool = False) -> bool:
 # --- in memory --------------------------------------------------------------------------------------------------------
 
 
-def _window_count(transform: Transform, train: bool) -> int:
-    """In how many ways a kept image can be cut: places times mirrored or not."""
-    if not train or not isinstance(transform, ImageTransform) or transform.augment != "crop":
-        return 1
-    return (2 * transform.padding + 1) ** 2 * (1 + transform.flip)
+def _augmented(transform: Transform, train: bool) -> bool:
+    """Whether kept images are cut at random places."""
+    return train and isinstance(transform, ImageTransform) and transform.augment == "crop"
 
 
 class _Memory:
     """A data set as one tensor on the device.
 
-    Augmentation is one `gather`: row w of `table` lists which pixels of the padded image window w is made of, so that
-    every image of a batch is cut at its own place, mirrored or not, in one pass.
+    A window of a padded image is numbered `2 * place + mirrored`. On the CPU a compiled kernel cuts every image of a
+    batch at its own and normalises it, in one pass. Without it, and on other devices, that is one gather: row w of
+    `table` lists the pixels of the padded image that window w is made of.
     """
 
     def __init__(self, data: TensorSet, transform: Transform, train: bool, device: torch.device) -> None:
-        self.y = data.y.to(device)
-        self.table: Tensor | None = None
-        self.transform = transform = transform if data.x.dtype == torch.uint8 else None  # floats are as they should be
-        x = data.x
-        self.shape = tuple(x.shape[1:])
-        if isinstance(transform, ImageTransform) and _window_count(transform, train) > 1:
-            pad, side = transform.padding, transform.crop
-            x = F.pad(x, (pad, pad, pad, pad))
-            pixel = torch.arange(x.shape[2] * x.shape[3]).view(x.shape[2:])
-            views = pixel.unfold(0, side, 1).unfold(1, side, 1).reshape(-1, side, side)  # (places, side, side)
-            if transform.flip:
-                views = torch.cat([views, views.flip(2)])
-            self.table = views.flatten(1).to(device)  # (windows, side * side)
-        self.rows = x.flatten(1).to(device)  # (N, C * H * W); whole rows are what index_select copies fastest
+        self.transform = transform if data.x.dtype == torch.uint8 else None  # floats are as they should be
+        self.shape = tuple(data.x.shape[1:])
+        self.x, self.y = data.x.contiguous().to(device), data.y.to(device)
+        self.augmented = _augmented(self.transform, train)
+        self.compiled = native.available() and device.type == "cpu" and self.transform is not None
+        if self.augmented and not self.compiled:
+            assert isinstance(transform, ImageTransform)
+            self.x, self.table = self._padded(transform.padding, device)
+        self.rows = self.x.flatten(1)  # (N, C * H * W); whole rows are what index_select copies fastest
+
+    def _padded(self, padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        side = self.shape[1]
+        x = F.pad(self.x, (padding,) * 4)
+        pixel = torch.arange(x.shape[2] * x.shape[3]).view(x.shape[2:])
+        places = pixel.unfold(0, side, 1).unfold(1, side, 1).reshape(-1, side, side)
+        return x, torch.stack([places, places.flip(2)], 1).flatten(0, 1).flatten(1).to(device)  # (windows, side * side)
 
     def batch(self, index: Tensor, window: Tensor) -> tuple[Tensor, Tensor]:
+        y = self.y.index_select(0, index)
+        if self.compiled:
+            assert isinstance(self.transform, ImageTransform)
+            scale, shift = scale_and_shift(self.transform.mean, self.transform.std, index.device)
+            windows = window if self.augmented else None
+            return native.cut(self.x, index, windows, self.transform.padding, scale, shift), y
         x = self.rows.index_select(0, index)
-        if self.table is not None:
+        if self.augmented:
             pixels = self.table.index_select(0, window)[:, None]  # (B, 1, side * side)
-            x = x.view(len(x), self.shape[0], -1)
-            x = x.gather(2, pixels.expand(-1, self.shape[0], -1))
-        return finish(x.view(-1, *self.shape), self.transform), self.y.index_select(0, index)
+            x = x.view(len(x), self.shape[0], -1).gather(2, pixels.expand(-1, self.shape[0], -1))
+        return finish(x.view(-1, *self.shape), self.transform), y
 
 
-def finish(x: Tensor, transform: Transform) -> Tensor:
+def finish(x: Tensor, transform: Transform, threads: int | None = None) -> Tensor:
     """What the network gets: bytes as `(x / 255 - mean) / std`, waveforms as spectrograms, floats as they are."""
     if isinstance(transform, AudioTransform) and x.ndim == 2:
         return log_mel(x, transform)
     if x.dtype != torch.uint8:
         return x
-    if not isinstance(transform, ImageTransform):
-        raise DataError("images in bytes need a transform that says how they are normalised: pass an ImageTransform")
-    scale, shift = _scale_and_shift(transform.mean, transform.std, x.device)
-    out = torch.empty(x.shape, device=x.device)
-    rows = max(1, CHUNK // x[0].numel()) if x.device.type == "cpu" else len(x)
-    for part, source in zip(out.split(rows), x.split(rows), strict=True):
-        part.copy_(source).mul_(scale).sub_(shift)
-    return out
+    assert isinstance(transform, ImageTransform)
+    scale, shift = scale_and_shift(transform.mean, transform.std, x.device)
+    if native.available() and x.device.type == "cpu":
+        return native.cut(x.contiguous(), None, None, 0, scale, shift, threads)
+    return x.float().mul_(scale).sub_(shift)
 
 
 @functools.lru_cache
-def _scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """`x * scale - shift = (x / 255 - mean) / std`, each (C, 1, 1)."""
     means, deviations = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
     return 1 / (255 * deviations), means / deviations
@@ -274,6 +279,8 @@ class _Decoder(Dataset[_Batch]):
 
     def __init__(self, data: DataSet, transform: Transform, train: bool, seed: int) -> None:
         self.data, self.transform, self.train, self.seed = data, transform, train, seed
+        if isinstance(transform, ImageTransform):
+            need("PIL.Image", "pillow").preinit()  # here, so that not every worker has to
 
     def __getitems__(self, keys: list[_Key]) -> _Batch:
         samples: list[Tensor] = []
@@ -331,20 +338,6 @@ def _stream(decoder: _Decoder, batches: _Keys, workers: int, device: torch.devic
 
 def _unchanged(batch: Any) -> Any:
     return batch
-
-
-@contextlib.contextmanager
-def _one_thread(x: Tensor) -> Iterator[None]:
-    """While workers keep all cores busy, threads on the CPU wait for each other more than they help."""
-    threads = torch.get_num_threads()
-    alone = x.device.type != "cpu" or threads == 1
-    if not alone:
-        torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        if not alone:
-            torch.set_num_threads(threads)
 
 
 def prepare(

@@ -1,0 +1,59 @@
+"""The compiled kernel (`pixels.c`) that cuts, mirrors and normalises images on the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.machinery
+import warnings
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+
+def _load() -> ctypes.CDLL | None:
+    paths = [Path(__file__).with_name("_pixels" + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    path = next((path for path in paths if path.exists()), None)
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        library.spcp_cut.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6 + [ctypes.c_int]
+        library.spcp_cut.restype = None
+    except (OSError, AttributeError) as error:
+        warnings.warn(
+            f"spcp.data runs without its compiled kernel, more slowly: {error}. Install it anew.", stacklevel=2
+        )
+        return None
+    return library
+
+
+_library = _load()
+
+
+def available() -> bool:
+    """Whether the kernel was compiled when the package was installed (it takes a C compiler)."""
+    return _library is not None
+
+
+def cut(
+    images: Tensor,
+    index: Tensor | None,
+    windows: Tensor | None,
+    padding: int,
+    scale: Tensor,
+    shift: Tensor,
+    threads: int | None = None,
+) -> Tensor:
+    """`images[index]` (B, C, H, H), each cut at its window of the padded image, as `x * scale - shift`.
+
+    All are contiguous and on the CPU; images are bytes. A window is `2 * place + mirrored`.
+    """
+    assert _library is not None
+    count = len(images) if index is None else len(index)
+    out = torch.empty((count, *images.shape[1:]))
+    pointers = (None if x is None else x.data_ptr() for x in (images, index, windows, scale, shift, out))
+    channels, height, width = images.shape[1:]
+    used = torch.get_num_threads() if threads is None else threads
+    _library.spcp_cut(*pointers, count, channels, height, width, width, padding, used)
+    return out
