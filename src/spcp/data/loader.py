@@ -122,8 +122,7 @@ class Loader:
             self._note(problems)
             if len(y):
                 x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-                # While workers keep all cores busy, threads would wait for each other more than they help.
-                yield finish(x, self.transform, threads=1), y
+                yield finish(x, self.transform), y
 
     def order(self, epoch: int = 0) -> Tensor:
         """Which samples this process sees in an epoch, in order (by index in `data`)."""
@@ -231,7 +230,7 @@ class _Memory:
         return finish(x.view(-1, *self.shape), self.transform), y
 
 
-def finish(x: Tensor, transform: Transform, threads: int | None = None) -> Tensor:
+def finish(x: Tensor, transform: Transform) -> Tensor:
     """What the network gets: bytes as `(x / 255 - mean) / std`, waveforms as spectrograms, floats as they are."""
     if isinstance(transform, AudioTransform) and x.ndim == 2:
         return log_mel(x, transform)
@@ -240,7 +239,7 @@ def finish(x: Tensor, transform: Transform, threads: int | None = None) -> Tenso
     assert isinstance(transform, ImageTransform)
     scale, shift = scale_and_shift(transform.mean, transform.std, x.device)
     if native.available() and x.device.type == "cpu":
-        return native.cut(x.contiguous(), None, None, 0, scale, shift, threads)
+        return native.cut(x.contiguous(), None, None, 0, scale, shift)
     return x.float().mul_(scale).sub_(shift)
 
 

@@ -18,7 +18,7 @@ def _load() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(str(path))
-        library.spcp_cut.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6 + [ctypes.c_int]
+        library.spcp_cut.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6
         library.spcp_cut.restype = None
     except (OSError, AttributeError) as error:
         warnings.warn(
@@ -43,7 +43,6 @@ def cut(
     padding: int,
     scale: Tensor,
     shift: Tensor,
-    threads: int | None = None,
 ) -> Tensor:
     """`images[index]` (B, C, H, H), each cut at its window of the padded image, as `x * scale - shift`.
 
@@ -54,6 +53,5 @@ def cut(
     out = torch.empty((count, *images.shape[1:]))
     pointers = (None if x is None else x.data_ptr() for x in (images, index, windows, scale, shift, out))
     channels, height, width = images.shape[1:]
-    used = torch.get_num_threads() if threads is None else threads
-    _library.spcp_cut(*pointers, count, channels, height, width, width, padding, used)
+    _library.spcp_cut(*pointers, count, channels, height, width, width, padding)
     return out
