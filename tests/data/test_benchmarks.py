@@ -172,6 +172,50 @@ def test_official_files_with_openoods_lists(official: Path, monkeypatch: pytest.
         data.load_benchmark("cifar10")
 
 
+def test_a_part_without_a_list_among_lists(official: Path) -> None:
+    """spcp's split of the same source would overlap with the lists."""
+    write_list(official, "cifar10/test_cifar10", [f"cifar10/test/cat/{i:04d}.png 3" for i in range(1, 50)])
+    write_list(official, "cifar10/test_tin", ["tin/val/images/val_3.JPEG -1"])
+    b = data.load_benchmark("cifar10", official)
+    assert b.val is None
+    assert not b.ood_val
+    assert any("val/cifar10: " in note and "val_cifar10.txt is missing" in note for note in b.notes)
+    with pytest.raises(data.DataError, match="cifar10 is not complete"):
+        data.load_benchmark("cifar10", official, strict=True)
+
+
+def test_names_that_repeat(tmp_path: Path) -> None:
+    """ImageNet-R has an art_0.jpg in every class."""
+    folder = tmp_path / "images_largescale" / "imagenet_r" / "imagenet-r"
+    for i, wnid in enumerate(("n01", "n02")):
+        write_image(folder / wnid / "art_0.jpg", seed=i)
+        write_image(tmp_path / "imagenet" / "val" / f"ILSVRC2012_val_{i}.JPEG", seed=i)
+    write_list(tmp_path, "imagenet/test_imagenet", [f"imagenet_1k/val/ILSVRC2012_val_{i}.JPEG {i}" for i in (0, 1)])
+    write_list(tmp_path, "imagenet/test_imagenet_r", ["imagenet_r/n01/art_0.jpg 0", "imagenet_r/n02/art_0.jpg 1"])
+    b = data.load_benchmark("imagenet", tmp_path)
+    assert b.test.paths == ("ILSVRC2012_val_0.JPEG", "ILSVRC2012_val_1.JPEG")  # type: ignore[union-attr]  # flat, by list
+    assert len(b.classes) == 1000
+    shifted = b.shifted["imagenet_r"]
+    assert isinstance(shifted, data.FileSet)
+    assert [path.split("/")[-2] for path in shifted.paths] == ["n01", "n02"]
+
+
+def test_open_image_o_is_split_in_two(tmp_path: Path) -> None:
+    for k in range(2):
+        for i in range(6):
+            write_image(tmp_path / "imagenet" / "val" / f"n{k}" / f"{k}{i}.JPEG")
+    folder = tmp_path / "images_largescale" / "openimage_o"
+    folder.mkdir(parents=True)
+    write_image(folder / "0000.jpg")
+    for i in range(1, 1765):
+        (folder / f"{i:04d}.jpg").hardlink_to(folder / "0000.jpg")
+    b = data.load_benchmark("imagenet", tmp_path)
+    validation, test = (set(own.paths) for own in (b.ood_val["openimage_o"], b.far["openimage_o"]))  # type: ignore[union-attr]
+    assert len(validation) == 1763
+    assert len(test) == 2
+    assert not validation & test
+
+
 def test_openoods_own_folders(tmp_path: Path) -> None:
     images = tmp_path / "images_classic"
     x = pixels(32, 32, 3)

@@ -207,6 +207,7 @@ good = idx(np.arange(6, dtype=np.uint8).reshape(2, 3))
         (b"\x1f\x8b" + bytes(20), "damaged gzip file"),
         (gzip.compress(good[:12] + bytes(50_000_000)), "but it has more"),  # a bomb: 50 MB of 6 values
         (b"", "starts with , which is not"),
+        (b"\0\0\x08\x04" + b"\xff" * 16, "its header says"),
     ],
 )
 def test_damaged_idx(tmp_path: Path, content: bytes, message: str) -> None:
@@ -260,6 +261,18 @@ def test_npz_images(tmp_path: Path, shape: tuple[int, ...]) -> None:
     assert read.y.tolist() == [0, 1, 2, 3]
 
 
+def test_npz_of_other_things(tmp_path: Path) -> None:
+    x = pixels(4, 8, 8)
+    np.savez(tmp_path / "a.npz", images=x.astype(np.int64), class_names=np.array(["cat", "dog"]), labels=np.zeros(4))
+    assert equal(data.read_arrays(tmp_path / "a.npz").x, x[:, None])
+    np.savez(tmp_path / "a.npz", images=x.astype(np.int64) * 100)
+    with pytest.raises(data.DataError, match=r"torch.int64 samples are neither images of 0 to 255 nor floats"):
+        data.read_arrays(tmp_path / "a.npz")
+    np.savez(tmp_path / "a.npz", x=np.ones((3, 4), complex))
+    with pytest.raises(data.DataError, match="complex128 samples are neither"):
+        data.read_arrays(tmp_path / "a.npz")
+
+
 def test_npz_halves(tmp_path: Path) -> None:
     np.savez(
         tmp_path / "a.npz", x_train=pixels(4, 8, 8), y_train=np.ones(4), x_test=pixels(2, 8, 8), y_test=np.zeros(2)
@@ -291,7 +304,7 @@ def test_damaged_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", images=np.array([Evil(), None], dtype=object))
     fails("cannot be read.*pickle")
     np.savez(tmp_path / "a.npz", pictures=pixels(2, 4, 4))
-    fails(r"holds \['pictures'\]; call the samples one of image, images")
+    fails(r"holds \['pictures'\]; call the samples one of image")
     np.savez(tmp_path / "a.npz", images=pixels(2, 4, 4), labels=np.zeros(3))
     fails("2 samples but 3 labels")
     np.savez(tmp_path / "a.npz", images=pixels(2, 4, 4), labels=[0.5, 1])

@@ -1,3 +1,4 @@
+import os
 import shutil
 from pathlib import Path
 
@@ -6,6 +7,7 @@ from formats import pixels, write_image, write_sound, write_tin
 from PIL import Image
 
 from spcp import data
+from spcp.data.images import open_image
 
 
 def test_images_by_class(tmp_path: Path) -> None:
@@ -27,6 +29,23 @@ def test_images_by_class(tmp_path: Path) -> None:
     assert isinstance(image, Image.Image)
     assert label == 3
     assert data.histogram(found) == {"9": 1, "10": 1, "cat": 1, "dog": 2}
+
+
+def test_links_that_lead_back_up(tmp_path: Path) -> None:
+    write_image(tmp_path / "set" / "cat" / "a.png")
+    (tmp_path / "set" / "cat" / "up").symlink_to("..")
+    (tmp_path / "set" / "cat" / "here").symlink_to(".")
+    (tmp_path / "set" / "dog").symlink_to("cat")  # a folder by another name is one of its own
+    found = data.read_folder(tmp_path / "set")
+    assert found.paths == ("cat/a.png", "dog/a.png")
+
+
+def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
+    write_image(tmp_path / "a.png")
+    os.mkfifo(tmp_path / "b.png")
+    assert data.read_folder(tmp_path).paths == ("a.png",)
+    with pytest.raises(data.DataError, match=r"b.png: there is no such file"):
+        open_image(tmp_path / "b.png")
 
 
 def test_a_flat_folder_is_unlabelled(tmp_path: Path) -> None:

@@ -94,6 +94,22 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
         open_image(tmp_path / "none.jpg")
 
 
+def test_a_truncated_image_is_bad_whatever_others_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from PIL import ImageFile
+
+    write_image(tmp_path / "a.jpg", (200, 200))
+    (tmp_path / "a.jpg").write_bytes((tmp_path / "a.jpg").read_bytes()[:-200])
+    monkeypatch.setattr(ImageFile, "LOAD_TRUNCATED_IMAGES", True)
+    with pytest.raises(data.DataError, match=r"a.jpg: not a readable image"):
+        open_image(tmp_path / "a.jpg")
+    assert ImageFile.LOAD_TRUNCATED_IMAGES  # theirs again
+
+
+def test_a_strip_that_would_become_huge() -> None:
+    with pytest.raises(data.DataError, match="1 x 8000 pixels would become 256 x 2048000"):
+        eval_pixels(Image.new("RGB", (1, 8000)), data.ImageTransform(256, 224, *RGB))
+
+
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(0, 10**6))
 def test_random_boxes(width: int, height: int, seed: int) -> None:
     left, top, right, bottom = random_box(width, height, np.random.default_rng(seed))
@@ -143,6 +159,11 @@ def test_augmentations() -> None:
         ({"mean": (0.5,), "std": (0.0,)}, "std must be positive"),
         ({"crop": 64}, "crop must be at least 1 and at most resize"),
         ({"augment": "cutout"}, "augment must be"),
+        ({"padding": -1}, "padding must be 0 or more"),
+        ({"padding": "4"}, "padding must be a whole number of pixels, not '4'"),
+        ({"crop": 3.5}, "crop must be a whole number"),
+        ({"mean": ("a",)}, "mean must be 1 or 3 numbers"),
+        ({"mean": 0.5}, "mean must be 1 or 3 numbers"),
     ],
 )
 def test_bad_transforms(options: dict[str, object], message: str) -> None:

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from spcp import data
 from spcp.data import native
+from spcp.data.loader import scale_and_shift
 
 CIFAR = data.BENCHMARKS["cifar10"].transform
 LARGE = data.ImageTransform(80, 72, CIFAR.mean, CIFAR.std, augment="resized_crop")
@@ -245,8 +246,37 @@ def test_small_files_are_prepared_once(folder: data.FileSet, tmp_path: Path) -> 
     assert not torch.equal(changed.x[0], first.x[0])
     assert torch.equal(changed.x[1:], first.x[1:])
     assert torch.equal(data.prepare(folder, transform, cache=False).x, changed.x)
-    other = dataclasses.replace(transform, resize=40)
-    assert not torch.equal(data.prepare(folder, other).x, changed.x)
+    for other in (
+        dataclasses.replace(transform, resize=40),
+        dataclasses.replace(transform, crop=28),
+        data.ImageTransform(32, 32, (0.5,), (0.5,)),
+    ):
+        kept_, fresh = data.prepare(folder, other), data.prepare(folder, other, cache=False)
+        assert torch.equal(kept_.x, fresh.x)
+    one, two = (folder.root / folder.paths[i] for i in (4, 6))
+    info = os.stat(one)
+    content = one.read_bytes()
+    two.write_bytes(content)
+    os.utime(two, ns=(info.st_atime_ns, info.st_mtime_ns))  # same size, same time
+    assert torch.equal(data.prepare(folder, transform).x[6], data.prepare(folder, transform).x[4])
+    for damaged in (
+        b"\x93NUMPY\x01\x00v\x00{'descr': '|u1', 'fortran_order': False, 'shape': (9" + b"9" * 60,
+        b"PK\x03\x04",
+        b"",
+    ):
+        for file in (tmp_path / "cache").iterdir():
+            file.write_bytes(damaged)
+        assert torch.equal(data.prepare(folder, transform).x[1], first.x[1])
+
+
+def test_without_a_home_there_is_no_cache(folder: data.FileSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError
+
+    for name in ("SPCP_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Path, "home", homeless)
+    assert len(data.prepare(folder, CIFAR)) == 30
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -264,13 +294,22 @@ def test_bad_files_stop_or_are_counted(folder: data.FileSet, workers: int, trans
     assert sorted(loader.skipped) == sorted(map(str, bad))
     whole = collect(data.Loader(data.take(folder, good), transform))
     assert torch.equal(x, whole[0])
+    halves = [
+        data.Loader(folder, transform, batch_size=8, workers=workers, bad="skip", train=True, rank=rank, world_size=2)
+        for rank in (0, 1)
+    ]
+    assert [len(y) for _, y in halves[0]] == [len(y) for _, y in halves[1]]  # what is left is shared alike
+    with pytest.raises(data.DataError, match='bad must be "raise" or "skip"'):
+        data.Loader(folder, transform, bad="skp")  # type: ignore[arg-type]
     for path in folder.paths:
         (folder.root / path).write_bytes(b"")
-    if transform is CIFAR:
-        with pytest.raises(data.DataError, match="none of its 30 samples can be read"):
-            data.Loader(folder, transform, bad="skip")
-    else:
-        assert list(data.Loader(folder, transform, bad="skip")) == []
+    with pytest.raises(data.DataError, match="none of its 30 files can be read; the first: "):
+        data.Loader(folder, transform, bad="skip")
+
+
+def test_only_files_are_skipped() -> None:
+    with pytest.raises(data.DataError, match="its label 'cat' is not a class number"):
+        list(data.Loader(Pairs(lambda i: (pixels(8, 8, 3), "cat")), CIFAR, workers=0, bad="skip"))
 
 
 class Pairs(Dataset[Any]):
@@ -345,6 +384,63 @@ def test_impossible_shares() -> None:
     ):
         with pytest.raises(data.DataError, match=r"must be a positive multiple|must be from 0 to 1|must be 0 or more"):
             data.Loader(small(), CIFAR, **options)  # type: ignore[arg-type]
+
+
+def test_arrays_are_augmented_by_boxes_too() -> None:
+    own = small(8, side=80)
+    transform = dataclasses.replace(LARGE, resize=80)
+    loader = data.Loader(own, transform, train=True, batch_size=8, workers=0)
+    first, second = (next(iter(loader.epoch(e))) for e in (0, 1))
+    assert first[0].shape == (8, 3, 72, 72)
+    assert not torch.equal(first[0][first[1].argsort()], second[0][second[1].argsort()])
+
+
+def test_boxes_are_mirrored_half_of_the_time() -> None:
+    from PIL import Image
+
+    from spcp.data.images import train_pixels
+
+    ramp = Image.fromarray(np.tile(np.arange(200, dtype=np.uint8), (200, 1)))
+    transform = data.ImageTransform(64, 64, (0.5,), (0.5,), augment="resized_crop")
+    rising = [train_pixels(ramp, transform, np.random.default_rng(i))[0, :, 0] for i in range(200)]
+    mirrored = sum(int(row[0]) > int(row[-1]) for row in rising)
+    assert 70 < mirrored < 130
+    never = dataclasses.replace(transform, flip=False)
+    assert all((row := train_pixels(ramp, never, np.random.default_rng(i))[0, :, 0])[0] < row[-1] for i in range(20))
+
+
+def test_large_arrays(kernel: str) -> None:
+    """No buffer of the kernel lies on the stack."""
+    own = data.TensorSet("large", torch.zeros(1, 1, 3000, 3000, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    transform = data.ImageTransform(3000, 3000, (0.5,), (0.5,))
+    x, _ = next(iter(data.Loader(own, transform, train=True)))
+    assert x.shape == (1, 1, 3000, 3000)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_torchs_default_type_is_not_ours(dtype: torch.dtype, kernel: str) -> None:
+    expected = collect(data.Loader(small(), CIFAR))[0]
+    scale_and_shift.cache_clear()
+    torch.set_default_dtype(dtype)
+    try:
+        x, _ = collect(data.Loader(small(), CIFAR))
+    finally:
+        torch.set_default_dtype(torch.float32)
+        scale_and_shift.cache_clear()
+    assert torch.equal(x, expected)
+
+
+def test_torchs_default_device_is_not_ours(folder: data.FileSet) -> None:
+    expected = collect(data.Loader(folder, CIFAR, train=True, cache=False))[0]
+    torch.set_default_device("meta")
+    try:
+        again = data.read_folder(folder.root)
+        x, _ = collect(data.Loader(again, CIFAR, train=True, cache=False))
+        large, _ = collect(data.Loader(again, LARGE, train=True, workers=0))
+    finally:
+        torch.set_default_device(None)
+    assert torch.equal(x, expected)
+    assert large.device.type == "cpu"
 
 
 def test_sounds_are_prepared_once(tmp_path: Path) -> None:

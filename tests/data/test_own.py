@@ -75,6 +75,15 @@ def test_train_val_and_test_folders(tmp_path: Path) -> None:
     b = data.own_benchmark(tmp_path / "set", size=32)
     assert b.classes == ("a", "b")
     assert [len(own) for own in (b.train, b.val, b.test)] == [6, 2, 4]  # type: ignore[arg-type]
+    (tmp_path / "set" / ".git").mkdir()
+    for path in (tmp_path / "set" / "test").rglob("*.png"):
+        path.unlink()
+    for folder in ("test/a", "test/b", "test"):
+        (tmp_path / "set" / folder).rmdir()
+    b = data.own_benchmark(tmp_path / "set", size=32)  # train and val: val is for testing
+    assert b.val is None
+    assert [len(own) for own in (b.train, b.test)] == [6, 2]  # type: ignore[arg-type]
+    assert data.read(tmp_path / "set", "train").classes == ("a", "b")
     write_image(tmp_path / "one" / "sub" / "a.png")
     write_image(tmp_path / "one" / "sub" / "b.png")
     with pytest.raises(data.DataError, match="one: has one class only, 'sub'; name the folder that holds"):
@@ -92,6 +101,40 @@ def test_both_halves_of_official_files_and_arrays(tmp_path: Path) -> None:
     b = data.own_benchmark(tmp_path / "a.npz")
     assert len(b.train) == 30  # type: ignore[arg-type]
     assert len(b.test) + len(b.val) == 20  # type: ignore[arg-type]
+
+
+def test_a_part_of_its_own(tmp_path: Path) -> None:
+    x, y = pixels(30, 8, 8), np.arange(30) // 3 % 3
+    arrays = {f"{part}_images": x[i::3] for i, part in enumerate(("train", "val", "test"))}
+    arrays |= {f"{part}_labels": y[i::3] for i, part in enumerate(("train", "val", "test"))}
+    np.savez(tmp_path / "medmnist.npz", **arrays)
+    path = tmp_path / "medmnist.npz"
+    for known in (path, {"train": path, "val": path, "test": path}):
+        b = data.own_benchmark(known)
+        assert np.array_equal(b.val.x[:, 0].numpy(), x[1::3])  # type: ignore[union-attr]
+        assert np.array_equal(b.test.x[:, 0].numpy(), x[2::3])  # type: ignore[union-attr]
+    np.savez(tmp_path / "two.npz", **{k: v for k, v in arrays.items() if "val" not in k})
+    two = tmp_path / "two.npz"
+    with pytest.raises(data.DataError, match=r"two.npz: has no arrays for val"):
+        data.own_benchmark({"train": two, "val": two, "test": two})
+    write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
+    cifar = tmp_path / "cifar-10-batches-bin"
+    with pytest.raises(data.DataError, match="cannot be both val and test"):
+        data.own_benchmark({"train": cifar, "val": cifar, "test": cifar})
+
+
+def test_labels_of_the_test_data(photos: Path) -> None:
+    with pytest.raises(data.DataError, match="cars: its labels are -1 to -1, but training has 2 classes"):
+        data.own_benchmark({"train": photos / "photos", "test": photos / "cars"}, size=32)
+
+
+def test_some_classes_of_a_folder_known_and_some_odd(photos: Path) -> None:
+    for i in range(30):
+        write_image(photos / "photos" / "eel" / f"{i}.png", seed=i)
+    every = data.read_folder(photos / "photos")
+    known = data.take(every, (every.y < 2).nonzero()[:, 0], classes=("cat", "dog"))
+    b = data.own_benchmark(known, {"eels": data.take(every, (every.y == 2).nonzero()[:, 0])}, size=32)
+    assert len(b.far["eels"]) == 30
 
 
 def test_bad_files_can_be_left_out(photos: Path) -> None:
@@ -203,7 +246,10 @@ def test_validation_folders_are_numbered_as_in_training(photos: Path) -> None:
         ("[id]\npath = 'photos'\n[ood]\nfar = {a = 3}", r"a in \[ood\] must be a path in quotes"),
         ("[id]\npath = 'photos'\n[transform]\nsize = 'x'", "size must be a whole number of pixels"),
         ("[id]\npath = 'photos'\n[audio]\nmels = 20", "unexpected keyword argument 'mels'; it may have size, resize"),
-        ("[id]\npath = 'photos'\n[transform]\nsize = 32\n[ood]\nfar = {p = 'photos'}", "far/p: .* holds known data"),
+        (
+            "[id]\npath = 'photos'\n[transform]\nsize = 32\n[ood]\nfar = {p = 'photos'}",
+            "far/p: .* is known data, so it cannot be odd as well, one of 40 files",
+        ),
         ("[id]\npath = 'photos'\n[transform]\nsize = 32\n[ood]\nfar = {noise = 'a.npz'}", "far/noise holds floats"),
     ],
 )

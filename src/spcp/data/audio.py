@@ -6,6 +6,7 @@ import functools
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +31,12 @@ class AudioTransform:
     std: float = 1.0
 
     def __post_init__(self) -> None:
-        if self.sample_rate < 1 or self.samples < self.window_samples or self.hop_samples < 1 or self.std <= 0:
+        whole = all(isinstance(value, int) and value > 0 for value in (self.sample_rate, self.mels))
+        if not whole or not all(
+            isinstance(v, int | float) for v in (self.seconds, self.window, self.hop, self.mean, self.std)
+        ):
+            raise DataError(f"{self}: sample_rate and mels must be positive whole numbers, the rest numbers")
+        if self.samples < self.window_samples or self.hop_samples < 1 or self.std <= 0:
             raise DataError(f"{self}: the length must hold a window, and rate, hop and std must be positive")
         empty = int((mel_filters(self).sum(1) == 0).sum())
         if empty:
@@ -69,9 +75,20 @@ def read_audio(path: Path) -> tuple[Tensor, int]:
     expected = soundfile.info(path).frames
     if not len(wave) or len(wave) < expected:
         raise DataError(f"{path}: holds {len(wave)} of {expected} samples; repair or remove it")
+    if _cut_short(path):  # libsndfile takes what is there for the whole
+        raise DataError(f"{path}: ends before its header says, after {len(wave)} samples; repair or remove it")
     if not np.isfinite(wave).all():
         raise DataError(f"{path}: holds samples that are not finite; repair or remove it")
     return torch.from_numpy(wave.mean(1)), int(rate)
+
+
+def _cut_short(path: Path) -> bool:
+    """Whether a WAV or AIFF file has fewer bytes than its header says; 0 and the largest number mean unknown."""
+    with open(path, "rb") as file:
+        head = file.read(8)
+    order: Literal["little", "big"] = "big" if head[:4] == b"FORM" else "little"
+    size = int.from_bytes(head[4:8], order) if head[:4] in (b"RIFF", b"FORM") else 0
+    return 0 < size < 2**32 - 1 and path.stat().st_size < size + 8
 
 
 def fixed_length(wave: Tensor, rate: int, transform: AudioTransform) -> Tensor:

@@ -23,12 +23,12 @@ from . import embedded
 from .audio import AudioTransform
 from .download import SOURCES
 from .errors import DataError
-from .files import read_cifar, read_cifar10c, read_mnist, read_svhn
+from .files import CIFAR10_CLASSES, read_cifar, read_cifar10c, read_mnist, read_svhn
 from .folders import parse_imglist, read_folder, read_places365, read_texture, read_tin
 from .images import ImageTransform
 from .loader import Loader
 from .noise import noise
-from .sets import DataSet, FileSet, TensorSet, as_ood, labels, take
+from .sets import DataSet, FileSet, TensorSet, as_ood, labels, on_cpu, take
 
 _log = logging.getLogger("spcp")
 
@@ -78,6 +78,7 @@ class Benchmark:
     __repr__ = summary
 
 
+@on_cpu
 def load_benchmark(name: str | Path, root: str | Path | None = None, *, strict: bool = False) -> Benchmark:
     """A benchmark by name: cifar10, cifar100, imagenet200, imagenet; "digits", which is embedded; or a TOML file.
 
@@ -200,6 +201,7 @@ class Part:
 class Spec:
     """A benchmark of OpenOOD's in numbers."""
 
+    classes: int
     transform: ImageTransform
     train: Part
     val: Part
@@ -211,6 +213,7 @@ class Spec:
 
 
 _IMAGENET = ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), augment="resized_crop")
+CORRUPTION_RULE = "image i under corruption i mod 15, severity 1 + (i div 15) mod 5"
 _TIN_TEXT = "classes that CIFAR lacks, {} OOD validation"
 
 
@@ -218,6 +221,7 @@ def _imagenet(name: str, val: int, test: int, shifted: Mapping[str, tuple[str, i
     """ImageNet and its 200 classes share everything but the known images."""
     lists = "imagenet/test_{}"
     return Spec(
+        1000 if name == "imagenet" else 200,
         _IMAGENET,
         Part(name, f"{name}/train_{name}", 0, "train", rule_text="all training images"),
         Part(name, f"{name}/val_{name}", val, "val", _first_a_class(5), "first 5 a class"),
@@ -253,6 +257,7 @@ def _after(n: int) -> Rule:
 def _cifar(name: str, transform: ImageTransform, a_class: int, near: Part, tin: tuple[int, int], places: int) -> Spec:
     """CIFAR-10 and CIFAR-100 differ in numbers only."""
     return Spec(
+        1000 // a_class,
         transform,
         Part(name, f"{name}/train_{name}", 50000, "train"),
         Part(name, f"{name}/val_{name}", 1000, rule=_first_a_class(a_class), rule_text=f"first {a_class} a class"),
@@ -284,7 +289,9 @@ def _cifar(name: str, transform: ImageTransform, a_class: int, near: Part, tin: 
             "texture": Part("texture", f"{name}/test_texture", 5640),
             "places365": Part("places365", f"{name}/test_places365", places),
         },
-        {"cifar10c": Part("cifar10c", "cifar10/test_cifar10c", 10000)} if name == "cifar10" else {},
+        {"cifar10c": Part("cifar10c", "cifar10/test_cifar10c", 10000, rule_text=CORRUPTION_RULE)}
+        if name == "cifar10"
+        else {},
     )
 
 
@@ -348,8 +355,8 @@ _FOLDERS: Mapping[str, tuple[str, ...]] = {
 _IMAGE_ROOTS = ("images_classic", "images_largescale", ".")
 
 
-def _read_source(source: str, half: str, folder: Path) -> DataSet | None:
-    """A source from its official files; None if this half of it is not in the folder."""
+def _read_source(source: str, half: str, folder: Path, name: str) -> DataSet | None:
+    """A source from its official files in a folder of that name; None if this half of it is not there."""
     if source in ("cifar10", "cifar100"):
         first = ("data_batch_1", "train") if half == "train" else ("test_batch", "test")
         here = any((folder / f"{name}{suffix}").is_file() for name in first for suffix in ("", ".bin"))
@@ -370,12 +377,13 @@ def _read_source(source: str, half: str, folder: Path) -> DataSet | None:
     if source == "texture":
         return read_texture(folder)
     if source == "places365":
-        return read_places365(folder) if folder.name == "places365" or (folder / "val_256").is_dir() else None
+        return read_places365(folder) if name == "places365" or (folder / "val_256").is_dir() else None
     if source == "cifar10c":
         return read_cifar10c(folder)
     if source == "imagenet":
-        found = read_folder(folder / half, kind="image") if (folder / half).is_dir() else None
-        return found if found and found.classes else None  # a flat folder has no labels
+        if not (folder / half).is_dir():
+            return None
+        return dataclasses.replace(read_folder(folder / half, kind="image"), name="imagenet")
     return read_folder(folder, kind="image")
 
 
@@ -390,6 +398,9 @@ class _Finder:
             )
         self.name, self.root, self.spec = name, root, BENCHMARKS[name]
         self.notes: list[str] = []
+        spec = self.spec
+        groups = (spec.ood_val, spec.near, spec.far, spec.shifted)
+        self.parts = [spec.train, spec.val, spec.test, *(part for group in groups for part in group.values())]
         self.read: dict[tuple[str, str], DataSet | None] = {}
 
     def load(self) -> Benchmark:
@@ -409,7 +420,7 @@ class _Finder:
             role: {name: as_ood(data) for name, part in parts.items() if (data := self.find(role, name, part))}
             for role, parts in (("ood_val", spec.ood_val), ("near", spec.near), ("far", spec.far))
         }
-        classes = test.classes or tuple(map(str, range(int(labels(test).max()) + 1)))
+        classes = test.classes or (CIFAR10_CLASSES if self.name == "cifar10" else tuple(map(str, range(spec.classes))))
         shifted = {name: data for name, part in spec.shifted.items() if (data := self.find("shifted", name, part))}
         for name, data in list(shifted.items()):
             if data.classes and data.classes != classes:  # read from folders of its own, without a list
@@ -432,9 +443,19 @@ class _Finder:
             exceptions=cut,
         )
 
+    def imglist(self, part: Part) -> Path:
+        """Where the list of a part would be."""
+        return self.root / "benchmark_imglist" / f"{part.imglist}.txt"
+
     def find(self, role: str, name: str, part: Part) -> DataSet | None:
-        """One set: by its list if that is there, else by the rule."""
-        imglist = self.root / "benchmark_imglist" / f"{part.imglist}.txt"
+        """One set: by its list if that is there, else by the rule; never some parts of a source so and others so."""
+        imglist = self.imglist(part)
+        if not imglist.exists() and any(self.imglist(p).exists() for p in self.parts if p.source == part.source):
+            self.notes.append(
+                f"{role}/{name}: {imglist} is missing, and spcp's split would overlap with the other lists, so it is "
+                "skipped; complete the lists"
+            )
+            return None
         data = self.listed(imglist, part) if imglist.exists() else self.ruled(part)
         if data is None or not len(data):
             how = _how_to_get(part.source, self.root)
@@ -448,22 +469,21 @@ class _Finder:
     def listed(self, imglist: Path, part: Part) -> DataSet | None:
         """The images of a list, from OpenOOD's own folders or else from official files."""
         paths, y = parse_imglist(imglist)
-        for base in _IMAGE_ROOTS:
-            folder = self.root / base
-            index = _present(folder, paths)
-            if index:
-                chosen = tuple(paths[i] for i in index)
-                return FileSet(part.source, folder, chosen, torch.tensor([y[i] for i in index]), split="OpenOOD's list")
+        found = {folder: _present(folder, paths) for folder in (self.root / base for base in _IMAGE_ROOTS)}
+        folder, index = max(found.items(), key=lambda item: len(item[1]))
+        if 2 * len(index) > len(paths):  # a few strays do not make a data set
+            chosen = tuple(paths[i] for i in index)
+            return FileSet(part.source, folder, chosen, torch.tensor([y[i] for i in index]), split="OpenOOD's list")
         if part.source == "cifar10c":  # its official files are arrays, which the list's names say nothing about
             return self.ruled(part)
         data = self.official("imagenet" if part.source == "imagenet200" else part.source, part.half)
         if data is None:
             return None
-        where = _positions(data, part.source)
-        if where is None:
+        if part.source in ("mnist", "svhn"):
             return dataclasses.replace(data, split="OpenOOD's list (all images), official files")
-        index = [i for i, path in enumerate(paths) if _tail(path) in where]
-        data = take(data, [where[_tail(paths[i])] for i in index], split="OpenOOD's list, official files")
+        tails, where = _positions(data, paths)
+        index = [i for i, tail in enumerate(tails) if tail in where]
+        data = take(data, [where[tails[i]] for i in index], split="OpenOOD's list, official files")
         known = torch.tensor([y[i] for i in index], dtype=torch.int64)
         if isinstance(data, FileSet):
             return dataclasses.replace(data, y=known, classes=())
@@ -474,7 +494,7 @@ class _Finder:
     def ruled(self, part: Part) -> DataSet | None:
         """Without a list: official files, split by a rule that is written down."""
         data = self.official(part.source, part.half)
-        if data is None:
+        if data is None or (data.name == "imagenet" and not data.classes):  # a flat folder has no labels
             return None
         index = part.rule(data) if part.rule else torch.arange(len(data))
         return take(data, index, split=f"spcp's split: {part.rule_text}")
@@ -492,13 +512,15 @@ class _Finder:
         for base in (".", *_IMAGE_ROOTS[:2]):
             for name in _FOLDERS.get(source, (source,)):
                 folder = self.root / base / name
-                if folder.is_dir() and (data := _read_source(source, half, folder)) is not None:
-                    yield data
+                if folder.is_dir() and any(folder.iterdir()):
+                    data = _read_source(source, half, folder, name)
+                    if data is not None:
+                        yield data
 
     def imagenet200(self, half: str) -> DataSet | None:
         """The classes of ImageNet-R, which are those of ImageNet-200, out of ImageNet."""
         data, renditions = self.official("imagenet", half), self.official("imagenet_r", "test")
-        if data is None or renditions is None:
+        if data is None or renditions is None or not data.classes:
             return None
         number = {name: k for k, name in enumerate(renditions.classes)}
         y = torch.tensor([number.get(name, -1) for name in data.classes])[labels(data)]
@@ -519,28 +541,41 @@ def _present(folder: Path, paths: tuple[str, ...]) -> list[int]:
     return sorted(found)
 
 
-def _tail(path: str) -> str:
-    """By what an image of a list is found among official files: CIFAR's class and number, else the file's name."""
-    return "/".join(path.split("/")[-2:]) if path.startswith("cifar") else path.rpartition("/")[2]
+def _positions(data: DataSet, paths: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
+    """By what each image of a list is found among official files, and where those are.
 
-
-def _positions(data: DataSet, source: str) -> dict[str, int] | None:
-    """Where in the official set each image of a list is; None where lists name the whole set.
-
-    Lists call the n-th image of a class, counted from 1 in official order, `cifar10/test/airplane/0001.png`.
+    That is the name of the file, with its folder where names repeat; for CIFAR, whose lists call the n-th image of a
+    class (from 1, in official order) `cifar10/test/airplane/0001.png`, class and number.
     """
-    if source in ("mnist", "svhn"):
-        return None
     if isinstance(data, FileSet):
-        return {path.rpartition("/")[2]: i for i, path in enumerate(data.paths)}
+        for depth in (1, 2, 3):
+            where = {_tail(path, depth): i for i, path in enumerate(data.paths)}
+            if len(where) == len(data.paths):
+                return [_tail(path, depth) for path in paths], where
+        raise DataError(f"{data.root}: file names repeat, so the list cannot be matched to them; use OpenOOD's folders")
+    if not data.classes:
+        raise DataError(f"{data.name}: its class names are missing, which the list goes by; download it again")
     y = labels(data)
     numbers = (_rank_in_class(y) + 1).tolist()
-    return {f"{data.classes[k]}/{n:04d}.png": i for i, (k, n) in enumerate(zip(y.tolist(), numbers, strict=True))}
+    where = {f"{data.classes[k]}/{n:04d}.png": i for i, (k, n) in enumerate(zip(y.tolist(), numbers, strict=True))}
+    return [_tail(path, 2) for path in paths], where
+
+
+def _tail(path: str, depth: int) -> str:
+    """The last parts of a path.
+
+    >>> _tail("a/b/c.png", 2)
+    'b/c.png'
+    """
+    return "/".join(path.split("/")[-depth:])
 
 
 def _how_to_get(source: str, root: Path) -> str:
     if source in SOURCES:
         return f"spcp.data.download({source!r}, {str(root)!r}) fetches it"
+    if (root / "images_classic").is_dir() and not (root / "benchmark_imglist").is_dir():
+        return "OpenOOD's folders need its benchmark_imglist; get it by way of https://github.com/Jingkang50/OpenOOD"
     if source in ("imagenet", "imagenet200"):
-        return "get ILSVRC 2012 from https://image-net.org and name its folder 'imagenet' (train and val by class)"
+        which = " and OpenOOD's lists or ImageNet-R, which name its classes" if source == "imagenet200" else ""
+        return f"get ILSVRC 2012 from https://image-net.org as the folder 'imagenet' (train and val by class){which}"
     return f"get {source} by way of https://github.com/Jingkang50/OpenOOD and put it into images_largescale/{source}"

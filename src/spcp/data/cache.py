@@ -13,11 +13,15 @@ from typing import BinaryIO
 import numpy as np
 
 
-def cache_folder() -> Path:
-    """`$SPCP_CACHE`, else `spcp` in the user's cache folder."""
-    own = os.environ.get("SPCP_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(own).expanduser() if own else Path(base) / "spcp"
+def cache_folder() -> Path | None:
+    """`$SPCP_CACHE`, else `spcp` in the user's cache folder; None for a user without a home."""
+    own, base = os.environ.get("SPCP_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if own or base:
+        return Path(own or f"{base}/spcp").expanduser()
+    try:
+        return Path.home() / ".cache" / "spcp"
+    except RuntimeError:
+        return None
 
 
 def key_of(*parts: object) -> str:
@@ -47,11 +51,16 @@ def written(path: Path) -> Iterator[BinaryIO]:
         raise
 
 
-def cached(key: str, build: Callable[[], np.ndarray], folder: Path | None = None) -> np.ndarray:
-    """The array that `build()` makes, from disk if it was built before. A damaged file is built again."""
-    path = (folder or cache_folder()) / f"{key}.npy"
-    with contextlib.suppress(FileNotFoundError, ValueError, EOFError, OSError):
-        return np.load(path, allow_pickle=False)
+def cached(key: str, build: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
+    """The array that `build()` makes, from disk if it was built before; what is damaged or does not fit is replaced."""
+    folder = cache_folder()
+    if folder is None:
+        return build()
+    path = folder / f"{key}.npy"
+    with contextlib.suppress(Exception), open(path, "rb") as stored:  # a damaged file can raise anything
+        array: np.ndarray = np.load(stored, allow_pickle=False)
+        if fits(array):
+            return array
     array = build()
     with contextlib.suppress(OSError), written(path) as file:  # no room, no permission: the cache is a convenience
         np.save(file, array, allow_pickle=False)

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from .errors import DataError, need
-from .sets import LABEL_NAMES, SAMPLE_NAMES, TensorSet, tensor_set
+from .sets import LABEL_NAMES, SAMPLE_NAMES, TensorSet, on_cpu, tensor_set
 
 Split = Literal["train", "test"]
 
@@ -112,8 +112,10 @@ def _cifar_classes(folder: Path, hundred: bool) -> tuple[str, ...]:
     if (folder / "fine_label_names.txt").exists():
         return tuple((folder / "fine_label_names.txt").read_text().split())
     if (folder / "meta").exists():
-        names = load_plain_pickle(folder / "meta")[b"fine_label_names"]
-        return tuple(name.decode() for name in names)
+        try:
+            return tuple(name.decode() for name in load_plain_pickle(folder / "meta")[b"fine_label_names"])
+        except (TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
+            raise DataError(f"{folder / 'meta'}: holds no fine_label_names; download it again") from error
     return ()
 
 
@@ -195,18 +197,32 @@ class _Array:
         self.array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if fortran else "C").copy()
 
 
-def _latin1(text: str, encoding: str) -> bytes:
+class _Latin1:
     """Stands for `codecs.encode`, by which Python 3 writes bytes into old pickles."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"an encoding {encoding!r}")
-    return text.encode("latin1")
+
+    __slots__ = ()  # nothing that a pickle could change
+
+    def __call__(self, text: str, encoding: str) -> bytes:
+        if encoding != "latin1":
+            raise pickle.UnpicklingError(f"an encoding {encoding!r}")
+        return text.encode("latin1")
+
+
+class _Reconstruct:
+    """Stands for numpy's `_reconstruct`, which makes an array that is filled later."""
+
+    __slots__ = ()
+
+    def __call__(self, *_: Any) -> _Array:
+        return _Array()
 
 
 _ADMITTED: Mapping[tuple[str, str], Any] = {
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): lambda *_: _Array() for core in ("core", "_core")},
+    ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
+    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
     ("numpy", "ndarray"): object(),  # only ever an argument of _reconstruct
     ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _latin1,
+    ("_codecs", "encode"): _Latin1(),
 }
 
 
@@ -263,6 +279,8 @@ def read_idx(path: str | Path) -> np.ndarray:
             raise DataError(f"{path}: ends within its header; download it again")
         shape = np.frombuffer(header, ">u4").tolist()
         size = math.prod(shape)
+        if size > 2**40:
+            raise DataError(f"{path}: its header says {size} values; download it again")
         data = stream.read(size + 1)  # no more than the header says, whatever the archive unpacks to
     except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
         raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
@@ -302,7 +320,8 @@ def read_svhn(path: str | Path) -> TensorSet:
     """SVHN's cropped digits, `test_32x32.mat` or `train_32x32.mat`; the digit 0, which the file calls 10, becomes 0."""
     path = Path(path).expanduser()
     io_module = need("scipy.io", "scipy")
-    read_bytes(path)[:0]  # a missing file is said in our words
+    if not path.is_file():
+        raise DataError(f"{path}: No such file; check the path")
     try:
         content = io_module.loadmat(path, variable_names=["X", "y"])
         x, y = content["X"], content["y"].reshape(-1)
@@ -326,6 +345,7 @@ def read_svhn(path: str | Path) -> TensorSet:
 # --- arrays of one's own ----------------------------------------------------------------------------------------------
 
 
+@on_cpu
 def read_arrays(path: str | Path, split: str = "") -> TensorSet:
     """Images or embeddings in a npz, npy or safetensors file.
 
@@ -335,36 +355,35 @@ def read_arrays(path: str | Path, split: str = "") -> TensorSet:
     """
     path = Path(path).expanduser()
     arrays = _load_arrays(path)
-    x = _named(arrays, (*SAMPLE_NAMES, "arr_0"), split)
+    x = _named(path, arrays, (*SAMPLE_NAMES, "arr_0"), split)
     if x is None:
         names = ", ".join((*SAMPLE_NAMES, "arr_0"))
         raise DataError(f"{path}: holds {sorted(arrays) or 'nothing'}; call the samples one of {names}")
     if x.ndim < 2:
         raise DataError(f"{path}: samples of shape {tuple(x.shape)} are no images (N, H, W) and no embeddings (N, D)")
-    if x.dtype != torch.uint8 and not x.is_floating_point():
-        x = x.float()
-    found = tensor_set(
-        str(path), x, _named(arrays, (*LABEL_NAMES, "arr_1"), split), f"{split} arrays" if split else "all"
-    )
+    if not (x.dtype == torch.uint8 or x.is_floating_point()):
+        if x.is_complex() or (x.ndim > 2 and (x.min() < 0 or x.max() > 255)):
+            raise DataError(f"{path}: {x.dtype} samples are neither images of 0 to 255 nor floats; convert them")
+        x = x.to(torch.uint8) if x.ndim > 2 else x.float()
+    y = _named(path, arrays, (*LABEL_NAMES, "arr_1"), split)
+    found = tensor_set(str(path), x, y, f"{split} arrays" if split else "all")
     return dataclasses.replace(found, name=path.stem)
 
 
-def array_halves(path: Path) -> bool:
-    """Whether a npz or safetensors file holds arrays for training and for testing."""
+def array_parts(path: Path) -> set[str]:
+    """Which of train, val and test a npz or safetensors file has arrays for."""
     names = set(_load_arrays(path))
-    return all(
-        any(f"{half}_{n}" in names or f"{n}_{half}" in names for n in SAMPLE_NAMES) for half in ("train", "test")
-    )
+    return {part for part in ("train", "val", "test") for n in SAMPLE_NAMES if {f"{part}_{n}", f"{n}_{part}"} & names}
 
 
-def _load_arrays(path: Path) -> dict[str, Tensor]:
+def _load_arrays(path: Path) -> Mapping[str, Any]:
+    """Arrays by name, read when they are asked for (npz)."""
     raw = read_bytes(path)
     try:
         if path.suffix == ".safetensors":
             return dict(need("safetensors.torch", "safetensors").load(raw))
         loaded = np.load(io.BytesIO(raw), allow_pickle=False)
-        arrays = {"arr_0": loaded} if isinstance(loaded, np.ndarray) else {name: loaded[name] for name in loaded.files}
-        return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in arrays.items()}
+        return {"arr_0": loaded} if isinstance(loaded, np.ndarray) else loaded
     except ImportError:
         raise
     except (ValueError, TypeError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
@@ -377,9 +396,13 @@ def _load_arrays(path: Path) -> dict[str, Tensor]:
         raise DataError(f"{path}: damaged safetensors file ({error}); write it again") from error
 
 
-def _named(arrays: Mapping[str, Tensor], names: Sequence[str], split: str) -> Tensor | None:
+def _named(path: Path, arrays: Mapping[str, Any], names: Sequence[str], split: str) -> Tensor | None:
     for name in names:
         for key in (f"{split}_{name}", f"{name}_{split}", name):
             if key in arrays:
-                return arrays[key]
+                try:
+                    array = arrays[key]
+                    return array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
+                except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                    raise DataError(f"{path}: {key} cannot be read ({error}); save plain arrays of numbers") from error
     return None

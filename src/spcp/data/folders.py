@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
@@ -17,7 +17,7 @@ import torch
 
 from .errors import DataError
 from .files import Split, check_split, read_bytes
-from .sets import OOD, FileSet
+from .sets import OOD, FileSet, on_cpu
 
 Bad = Literal["raise", "skip"]
 
@@ -25,6 +25,7 @@ IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".p
 SOUNDS = {".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif"}
 
 
+@on_cpu
 def read_folder(
     folder: str | Path,
     *,
@@ -35,7 +36,8 @@ def read_folder(
     r"""All images, or all sounds, below a folder, in the order of their names.
 
     The class of a file is the sub-folder it is in; in a folder without sub-folders all are unlabelled. Instead, `label`
-    can be a regular expression whose first group finds the class in the path: `r"(\d)_[^/]*$"` for `7_anna_3.wav`.
+    can be a regular expression whose first group finds the class in the path: `r"(\d)_[^/]*$"` for `7_anna_3.wav`; ""
+    leaves all unlabelled.
     Classes are numbered in the order of their names (numbers by value), or as `classes` says.
     """
     folder = Path(folder).expanduser()
@@ -52,7 +54,9 @@ def read_folder(
     if not paths:
         endings = " ".join(sorted(IMAGES if kind == "image" else SOUNDS))
         raise DataError(f"{folder}: holds no {kind} files ({endings}); check the path")
-    if label is None:
+    if label == "":
+        names = [""] * len(paths)
+    elif label is None:
         names = [path.split("/")[0] if "/" in path else "" for path in paths]
     else:
         names = [_matched(label, path, folder) for path in paths]
@@ -68,14 +72,20 @@ def read_folder(
     return FileSet(folder.name, folder, tuple(paths), y, tuple(known), f"all of {folder.name}", kind)
 
 
-def _walk(folder: Path) -> Iterable[str]:
-    """Paths below a folder, relative to it, sorted by folder and name; hidden ones are left out."""
-    for here, folders, files in os.walk(folder, followlinks=True):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        relative = os.path.relpath(here, folder).replace(os.sep, "/")
-        for file in sorted(files):
-            if not file.startswith("."):
-                yield file if relative == "." else f"{relative}/{file}"
+def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
+    """Paths below a folder, relative to it, in order; hidden ones are left out, and links that lead back up."""
+    info = folder.stat()
+    here = (info.st_dev, info.st_ino)
+    if here in above:
+        return
+    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    for entry in entries:
+        if entry.name.startswith("."):
+            continue
+        if entry.is_dir():
+            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", above | {here})
+        elif entry.is_file():
+            yield f"{prefix}{entry.name}"
 
 
 def _suffix(path: str) -> str:
@@ -85,7 +95,7 @@ def _suffix(path: str) -> str:
 def _matched(pattern: str, path: str, folder: Path) -> str:
     try:
         found = re.search(pattern, path)
-        return str(found[1]) if found else _no_label(folder / path, pattern)
+        return str(found[1]) if found and found[1] is not None else _no_label(folder / path, pattern)
     except (re.error, IndexError) as error:
         raise DataError(
             f"label pattern {pattern!r}: {error}; it must be a regular expression with one group"
@@ -100,6 +110,7 @@ def _by_value(name: str) -> tuple[int, int, str]:
     return (0, int(name), name) if name.isdecimal() else (1, 0, name)
 
 
+@on_cpu
 def read_imglist(imglist: str | Path, root: str | Path, *, bad: Bad = "raise") -> FileSet:
     """An OpenOOD list: lines `relative/path label`, -1 for OOD, split at the first space; images lie below `root`."""
     imglist, root = Path(imglist).expanduser(), Path(root).expanduser()
@@ -119,17 +130,17 @@ def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...]
     """Paths and labels of an OpenOOD list; a line without a label, or whose path leaves the root, is an error."""
     paths, y, skipped = [], [], []
     try:
-        lines = read_bytes(imglist).decode().splitlines()
+        lines = read_bytes(imglist).decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise DataError(f"{imglist}: not a text file; download it again") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
-        path, _, label = line.partition(" ")
+        path, _, label = line.rstrip("\r").partition(" ")
         problem = None
         if not label.strip():
             problem = "has no label"
-        elif not re.fullmatch(r"-1|\d+", label.strip()):
+        elif not re.fullmatch(r"-1|\d{1,9}", label.strip()):
             problem = f"has the label {label.strip()[:20]!r}, which is no class number and not -1"
         elif path.startswith(("/", "\\")) or ":" in path[:2] or (".." in path and ".." in re.split(r"[/\\]", path)):
             problem = "leads out of the data folder"
@@ -147,6 +158,7 @@ def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...]
     return tuple(paths), tuple(y)
 
 
+@on_cpu
 def read_tin(folder: str | Path, split: Split) -> FileSet:
     """TinyImageNet-200 as downloaded; "test" is its validation set, whose labels are in `val_annotations.txt`."""
     folder = Path(folder).expanduser()
@@ -159,9 +171,8 @@ def read_tin(folder: str | Path, split: Split) -> FileSet:
     short = next((i for i, row in enumerate(rows, 1) if len(row) < 2), None)
     if short or not rows:
         raise DataError(f"{table}: line {short or 1} has no class; download the data set again")
-    present = (
-        {entry.name for entry in os.scandir(folder / "val" / "images")} if (folder / "val/images").is_dir() else set()
-    )
+    images = folder / "val" / "images"
+    present = {e.name for e in os.scandir(images) if not e.name.startswith(".")} if images.is_dir() else set()
     lost = [row[0] for row in rows if row[0] not in present]
     if lost or len(present) > len(rows):
         what = f"{lost[0]} is listed but missing" if lost else f"{len(present)} images but {len(rows)} labels"
@@ -184,11 +195,12 @@ def read_texture(folder: str | Path) -> FileSet:
     return FileSet("texture", found.root, found.paths, found.y, found.classes, "all images")
 
 
+@on_cpu
 def read_places365(folder: str | Path) -> FileSet:
     """Places365's validation images; labels from `places365_val.txt` where it is there, else none."""
     folder = Path(folder).expanduser()
     images = folder / "val_256" if (folder / "val_256").is_dir() else folder
-    found = read_folder(images, kind="image", label=r"()")
+    found = read_folder(images, kind="image", label="")  # sub-folders, where there are any, are no labels
     table = next((p for p in (folder / "places365_val.txt", folder.parent / "places365_val.txt") if p.exists()), None)
     y = found.y
     if table is not None:

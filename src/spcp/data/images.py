@@ -15,6 +15,8 @@ import numpy as np
 
 from .errors import DataError, need
 
+_LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
+
 
 @dataclass(frozen=True)
 class ImageTransform:
@@ -33,6 +35,16 @@ class ImageTransform:
     flip: bool = True
 
     def __post_init__(self) -> None:
+        for name in ("mean", "std"):
+            value = getattr(self, name)
+            if not isinstance(value, list | tuple) or not all(isinstance(v, int | float) for v in value):
+                raise DataError(f"{name} must be 1 or 3 numbers, not {value!r}")
+            object.__setattr__(self, name, tuple(map(float, value)))
+        for name in ("resize", "crop", "padding"):
+            if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool):
+                raise DataError(f"{name} must be a whole number of pixels, not {getattr(self, name)!r}")
+        if self.padding < 0:
+            raise DataError(f"padding must be 0 or more, not {self.padding}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise DataError(f"mean and std must have 1 or 3 values each, not {len(self.mean)} and {len(self.std)}")
         if min(self.std) <= 0:
@@ -50,15 +62,19 @@ class ImageTransform:
 
 def open_image(source: Path | Any) -> Any:
     """A Pillow image, wholly decoded; a file that is cut short or is no image is a `DataError`."""
-    image_module = need("PIL.Image", "pillow")
+    image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
+    if isinstance(source, Path) and not source.is_file():  # a pipe would be waited for
+        raise DataError(f"{source}: there is no such file; check the list or the folder")
+    lenient = getattr(file_module, _LENIENT)
+    setattr(file_module, _LENIENT, False)  # others may have set it, and would get a picture that ends in grey
     try:
         with image_module.open(source) as image:
             image.load()
             return image
-    except FileNotFoundError as error:
-        raise DataError(f"{source}: there is no such file; check the list or the folder") from error
-    except (OSError, SyntaxError, ValueError, EOFError, image_module.DecompressionBombError) as error:
+    except (OSError, SyntaxError, ValueError, EOFError, MemoryError, image_module.DecompressionBombError) as error:
         raise DataError(f"{source}: not a readable image ({error}); repair or remove it") from error
+    finally:
+        setattr(file_module, _LENIENT, lenient)
 
 
 def as_image(sample: Any, where: str) -> Any:
@@ -93,10 +109,13 @@ def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:
 
     Pillow resizes the rows, rounds, and then the columns. So does this, but for the columns that the crop drops.
     """
-    bilinear = need("PIL.Image", "pillow").Resampling.BILINEAR
+    image_module = need("PIL.Image", "pillow")
+    bilinear = image_module.Resampling.BILINEAR
     image = with_channels(image, transform.channels)
     short = min(image.size)
     width, height = (transform.resize if side == short else int(transform.resize * side / short) for side in image.size)
+    if width * height > (image_module.MAX_IMAGE_PIXELS or math.inf):
+        raise DataError(f"an image of {image.width} x {image.height} pixels would become {width} x {height}; remove it")
     left, top = (round((side - transform.crop) / 2.0) for side in (width, height))
     if width != image.width:
         image = image.resize((width, image.height), bilinear)

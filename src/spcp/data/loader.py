@@ -27,11 +27,12 @@ from .cache import cached, key_of
 from .errors import DataError, need
 from .folders import Bad
 from .images import ImageTransform, as_image, eval_pixels, train_pixels
-from .sets import DataSet, FileSet, TensorSet, as_set, take
+from .sets import DataSet, FileSet, ItemSet, TensorSet, as_set, on_cpu, take
 
 Transform = ImageTransform | AudioTransform | None
 
-IN_MEMORY_SIDE = 64  # images up to this size are prepared once and kept as bytes
+IN_MEMORY_SIDE = 64  # images up to this size are prepared once and kept as bytes,
+IN_MEMORY_BYTES = 4 << 30  # if they are not too many
 
 
 class Loader:
@@ -49,7 +50,8 @@ class Loader:
         device: where batches, and data that fits in memory, live.
         rank, world_size: this process, and how many there are.
         workers: processes that decode (default: one for each core, at most 8); 0 decodes in this one.
-        bad: "raise" stops at a file that cannot be read; "skip" leaves it out and counts it in `skipped`.
+        bad: "raise" stops at a file that cannot be read; "skip" leaves out all of those and puts them into `skipped`,
+            for which every file is decoded once, in advance.
         cache: keep files that were prepared once, as bytes, in the user's cache folder.
     """
 
@@ -68,6 +70,8 @@ class Loader:
         bad: Bad = "raise",
         cache: bool = True,
     ) -> None:
+        if world_size < 1 or seed < 0:
+            raise DataError(f"world_size must be 1 or more and seed 0 or more, not {world_size} and {seed}")
         if batch_size < 1 or batch_size % world_size:
             raise DataError(f"batch_size {batch_size} must be a positive multiple of world_size {world_size}")
         if not 0 <= rank < world_size:
@@ -79,19 +83,17 @@ class Loader:
         if not len(data):
             raise DataError(f"{data.name}: is empty; nothing can be loaded from it")
         self.skipped: dict[str, str] = {}  # what could not be read, and why
-        self.workers = min(8, os.cpu_count() or 1) if workers is None else workers
+        self.workers = default_workers() if workers is None else workers
         self.transform, self.batch_size, self.train, self.seed = transform, batch_size, train, seed
         self.device, self.rank, self.world_size, self.bad = torch.device(device), rank, world_size, bad
         self.next_epoch = 0  # which epoch `for x, y in loader` goes through next; may be set
-        if isinstance(data, TensorSet) or (isinstance(data, FileSet) and fits_in_memory(transform, train)):
-            data = prepare(data, transform, workers=self.workers, bad=bad, cache=cache, skipped=self.skipped)
-        elif train and bad == "skip" and world_size > 1:
-            raise DataError(
-                "bad files cannot be skipped while several processes train, since their shares would differ; "
-                "leave them out first: data.readable(...)"
-            )
+        if isinstance(data, FileSet) and bad == "skip":
+            data, self.skipped = _sorted_out(data, self.workers, cache)
+        in_memory = fits_in_memory(data, transform, train)
+        if in_memory:
+            data = prepare(data, transform, workers=self.workers, cache=cache)
         self.data: DataSet = data
-        self._memory = _Memory(data, transform, train, self.device) if isinstance(data, TensorSet) else None
+        self._memory = _Memory(data, transform, train, self.device) if in_memory else None
 
     def __len__(self) -> int:
         """Batches in an epoch (in evaluation, of all processes together)."""
@@ -119,16 +121,18 @@ class Loader:
             return
         decoder = _Decoder(self.data, self.transform, self.train, self.seed)
         for x, y, problems in _stream(decoder, _Keys(order, epoch, shares), self.workers, self.device):
-            self._note(problems)
-            if len(y):
-                x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
-                yield finish(x, self.transform), y
+            if problems:
+                raise DataError(problems[0][1])
+            x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
+            yield finish(x, self.transform), y
 
+    @on_cpu
     def order(self, epoch: int = 0) -> Tensor:
         """Which samples this process sees in an epoch, in order (by index in `data`)."""
         order, _ = self._plan(epoch)
         return torch.cat([order[:0], *(order[self._share(batch)] for batch in range(len(self)))])
 
+    @on_cpu
     def _plan(self, epoch: int) -> tuple[Tensor, Tensor]:
         """For every position of an epoch: which sample, and which window of it. Always made on the CPU."""
         n = len(self.data)
@@ -152,10 +156,11 @@ class Loader:
         first, last = (start + size * r // self.world_size for r in (self.rank, self.rank + 1))
         return slice(first, last)
 
-    def _note(self, problems: list[tuple[str, str]]) -> None:
-        if problems and self.bad == "raise":
-            raise DataError(problems[0][1])
-        self.skipped.update(problems)
+
+def default_workers() -> int:
+    """One for each core that this process may use, at most 8."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(8, cores)
 
 
 def check_fit(data: DataSet, transform: Transform, bad: Bad) -> None:
@@ -175,11 +180,19 @@ def check_fit(data: DataSet, transform: Transform, bad: Bad) -> None:
         raise DataError(f"{data.name}: {kind}s do not go with an {type(transform).__name__}")
 
 
-def fits_in_memory(transform: Transform, train: bool = False) -> bool:
-    """Whether files are prepared once and then live as one tensor."""
-    if isinstance(transform, ImageTransform):
-        return transform.crop <= IN_MEMORY_SIDE and not (train and transform.augment == "resized_crop")
-    return isinstance(transform, AudioTransform)
+def fits_in_memory(data: DataSet, transform: Transform, train: bool = False) -> bool:
+    """Whether a set lives as one tensor: small images and sounds, once decoded. Somebody else's items may augment."""
+    if isinstance(data, TensorSet) and data.x.dtype != torch.uint8:
+        return True
+    if isinstance(data, ItemSet) or (
+        train and isinstance(transform, ImageTransform) and transform.augment == "resized_crop"
+    ):
+        return False
+    if isinstance(data, TensorSet) or isinstance(transform, AudioTransform):
+        return True
+    assert isinstance(transform, ImageTransform)
+    size = len(data) * transform.channels * transform.crop**2
+    return transform.crop <= IN_MEMORY_SIDE and size <= IN_MEMORY_BYTES
 
 
 # --- in memory --------------------------------------------------------------------------------------------------------
@@ -198,7 +211,8 @@ class _Memory:
     `table` lists the pixels of the padded image that window w is made of.
     """
 
-    def __init__(self, data: TensorSet, transform: Transform, train: bool, device: torch.device) -> None:
+    def __init__(self, data: DataSet, transform: Transform, train: bool, device: torch.device) -> None:
+        assert isinstance(data, TensorSet)
         self.transform = transform if data.x.dtype == torch.uint8 else None  # floats are as they should be
         self.shape = tuple(data.x.shape[1:])
         self.x, self.y = data.x.contiguous().to(device), data.y.to(device)
@@ -212,7 +226,7 @@ class _Memory:
     def _padded(self, padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
         side = self.shape[1]
         x = F.pad(self.x, (padding,) * 4)
-        pixel = torch.arange(x.shape[2] * x.shape[3]).view(x.shape[2:])
+        pixel = torch.arange(x.shape[2] * x.shape[3], device="cpu").view(x.shape[2:])
         places = pixel.unfold(0, side, 1).unfold(1, side, 1).reshape(-1, side, side)
         return x, torch.stack([places, places.flip(2)], 1).flatten(0, 1).flatten(1).to(device)  # (windows, side * side)
 
@@ -240,13 +254,13 @@ def finish(x: Tensor, transform: Transform) -> Tensor:
     scale, shift = scale_and_shift(transform.mean, transform.std, x.device)
     if native.available() and x.device.type == "cpu":
         return native.cut(x.contiguous(), None, None, 0, scale, shift)
-    return x.float().mul_(scale).sub_(shift)
+    return x.to(torch.float32).mul_(scale).sub_(shift)
 
 
 @functools.lru_cache
 def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
     """`x * scale - shift = (x / 255 - mean) / std`, each (C, 1, 1)."""
-    means, deviations = (torch.tensor(values, device=device).view(-1, 1, 1) for values in (mean, std))
+    means, deviations = (torch.tensor(v, dtype=torch.float32, device=device).view(-1, 1, 1) for v in (mean, std))
     return 1 / (255 * deviations), means / deviations
 
 
@@ -297,8 +311,9 @@ class _Decoder(Dataset[_Batch]):
             except DataError as error:
                 text = str(error)
                 problems.append((where, text if where in text else f"{where}: {text}"))
-        x = default_collate(samples) if samples else torch.empty(0)  # in a worker it stacks right into shared memory
-        return x, torch.tensor(labels, dtype=torch.int64), problems
+        with torch.device("cpu"):
+            x = default_collate(samples) if samples else torch.empty(0)  # in a worker, right into shared memory
+            return x, torch.tensor(labels, dtype=torch.int64), problems
 
 
 def _where(data: DataSet, index: int) -> str:
@@ -309,12 +324,15 @@ def _where(data: DataSet, index: int) -> str:
 def _decoded(sample: Any, transform: Transform, rng: np.random.Generator | None, where: str) -> Tensor:
     """One sample of fixed shape: bytes (C, H, W), a waveform (samples,), or floats as they came."""
     if isinstance(sample, Tensor) and sample.is_floating_point():
-        return sample
+        return sample.to(torch.float32)
     if isinstance(sample, np.ndarray) and sample.dtype.kind == "f":
-        return torch.from_numpy(sample)
+        return torch.from_numpy(sample.astype(np.float32))
     if isinstance(transform, AudioTransform):
-        wave, rate = sample
-        return fixed_length(wave, rate, transform)
+        if isinstance(sample, dict) and {"array", "sampling_rate"} <= set(sample):  # Hugging Face
+            sample = torch.as_tensor(sample["array"], dtype=torch.float32), int(sample["sampling_rate"])
+        if not isinstance(sample, tuple) or len(sample) != 2:
+            raise DataError(f"{where}: a sound must be a waveform and its sample rate, (tensor, int)")
+        return fixed_length(torch.as_tensor(sample[0]), sample[1], transform)
     if transform is None:
         raise DataError(f"{where}: an image or bytes, which need a transform; pass one to the loader")
     image = as_image(sample, where)
@@ -332,26 +350,23 @@ def _stream(decoder: _Decoder, batches: _Keys, workers: int, device: torch.devic
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(0),
     )
-    yield from loader
+    with torch.device("cpu"):  # torch draws a seed here, on its default device
+        batches_in_order = iter(loader)
+    yield from batches_in_order
 
 
 def _unchanged(batch: Any) -> Any:
     return batch
 
 
+@on_cpu
 def prepare(
-    data: Any,
-    transform: Transform,
-    *,
-    workers: int | None = None,
-    bad: Bad = "raise",
-    cache: bool = True,
-    skipped: dict[str, str] | None = None,
+    data: Any, transform: Transform, *, workers: int | None = None, bad: Bad = "raise", cache: bool = True
 ) -> TensorSet:
     """The whole set in memory, by the test transform: images as bytes (N, C, crop, crop), sounds as spectrograms.
 
     What comes of files is kept in the cache folder, under a key of their names, sizes and times and of the transform.
-    With `bad="skip"`, files that cannot be read are left out and put into `skipped`.
+    With `bad="skip"`, files that cannot be read are left out, and a warning says how many.
     """
     data = as_set(data)
     check_fit(data, transform, bad)
@@ -363,70 +378,92 @@ def prepare(
                 return data
             if data.x.shape[1] == 1:
                 return dataclasses.replace(data, x=data.x.expand(-1, 3, -1, -1).contiguous())
-    problems: dict[str, str] = {}
-    kept: list[Tensor] = []
-
-    def build() -> np.ndarray:
-        decoder = _Decoder(data, transform, train=False, seed=0)
-        shares = [slice(start, min(start + 256, len(data))) for start in range(0, len(data), 256)]
-        keys = _Keys(torch.arange(len(data)), 0, shares)
-        used = min(8, os.cpu_count() or 1) if workers is None else workers
-        stream = _stream(decoder, keys, used if len(data) > 1024 else 0, torch.device("cpu"))
-        parts = []
-        for x, y, bad_ones in track(stream, f"preparing {data.name}", len(keys)):
-            if bad_ones and bad == "raise":
-                raise DataError(bad_ones[0][1])
-            problems.update(bad_ones)
-            if len(y):
-                kept.append(y)
-                parts.append(finish(x, transform) if isinstance(transform, AudioTransform) else x)
-        if not parts:
-            raise DataError(
-                f"{data.name}: none of its {len(data)} samples can be read; the first: {next(iter(problems.values()))}"
-            )
-        array: np.ndarray = torch.cat(parts).numpy()
-        return array
-
-    if isinstance(data, FileSet) and cache and bad == "raise":
-        x = cached(_key(data, transform), build)
-        if len(x) != len(data):  # not ours, or damaged
-            x = build()
+    if isinstance(data, FileSet) and bad == "skip":
+        data = readable(data, workers)
+    how = dataclasses.replace(transform, mean=0.0, std=1.0) if isinstance(transform, AudioTransform) else transform
+    if isinstance(data, FileSet) and cache:
+        shape = _shape_of(data, how)
+        x = cached(_key(data, how), lambda: _decode_all(data, how, workers)[0], lambda own: own.shape == shape)
         y = data.y
     else:
-        x = build()
-        y = torch.cat(kept)
-    if skipped is not None:
-        skipped.update(problems)
+        x, y = _decode_all(data, how, workers)
+    if isinstance(transform, AudioTransform):
+        x = (x - np.float32(transform.mean)) / np.float32(transform.std)
     return TensorSet(data.name, torch.from_numpy(x), y, data.classes, data.split)
 
 
-def readable(data: FileSet, workers: int | None = None) -> FileSet:
-    """The set without the files that cannot be read, of which a warning tells how many there are and why.
+def _shape_of(data: FileSet, transform: Transform) -> tuple[int, ...]:
+    if isinstance(transform, ImageTransform):
+        return (len(data), transform.channels, transform.crop, transform.crop)
+    assert isinstance(transform, AudioTransform)
+    return (len(data), 1, transform.mels, transform.samples // transform.hop_samples + 1)
 
-    Every file is decoded once.
+
+def _decode_all(data: DataSet, transform: Transform, workers: int | None) -> tuple[np.ndarray, Tensor]:
+    """Every sample by the test transform, and its label."""
+    decoder, out, labels, done = _Decoder(data, transform, train=False, seed=0), np.empty(0), [], 0
+    for x, y, problems in _in_order(decoder, f"preparing {data.name}", workers):
+        if problems:
+            raise DataError(problems[0][1])
+        own = (finish(x, transform) if isinstance(transform, AudioTransform) else x).numpy()
+        if not done:
+            out = np.empty((len(data), *own.shape[1:]), own.dtype)  # once: a list of parts would take twice the memory
+        if own.shape[1:] != out.shape[1:] or own.dtype != out.dtype:
+            raise DataError(f"{data.name}: samples of shape {own.shape[1:]} and {out.shape[1:]}; make them alike")
+        out[done : done + len(own)] = own
+        labels.append(y)
+        done += len(own)
+    return out, torch.cat(labels)
+
+
+def _in_order(decoder: _Decoder, what: str, workers: int | None) -> Iterator[_Batch]:
+    """All samples of a set, 256 at a time; workers are worth their start for many only."""
+    count = len(decoder.data)
+    shares = [slice(start, min(start + 256, count)) for start in range(0, count, 256)]
+    used = 0 if count <= 1024 else default_workers() if workers is None else workers
+    keys = _Keys(torch.arange(count), 0, shares)
+    return track(_stream(decoder, keys, used, torch.device("cpu")), what, len(shares))
+
+
+@on_cpu
+def readable(data: FileSet, workers: int | None = None, *, cache: bool = True) -> FileSet:
+    """The set without the files that cannot be read; a warning says how many they are, and why.
+
+    Every file is decoded once; the result is kept in the cache folder.
     """
-    decoder = _Decoder(
-        data, ImageTransform(1, 1, (0.5,), (0.5,)) if data.kind == "image" else _SHORT, train=False, seed=0
-    )
-    shares = [slice(start, min(start + 256, len(data))) for start in range(0, len(data), 256)]
-    used = min(8, os.cpu_count() or 1) if workers is None else workers
-    stream = _stream(decoder, _Keys(torch.arange(len(data)), 0, shares), used, torch.device("cpu"))
-    bad = dict(p for _, _, problems in track(stream, f"reading {data.name}", len(shares)) for p in problems)
-    if not bad:
-        return data
-    reasons = list(bad.values())
-    warnings.warn(
-        f"{data.name}: {len(bad)} of {len(data)} files cannot be read and are left out: {'; '.join(reasons[:5])}"
-        + (f"; and {len(bad) - 5} more" if len(bad) > 5 else ""),
-        stacklevel=2,
-    )
+    left, bad = _sorted_out(data, workers, cache)
+    if bad:
+        shown = "; ".join(list(bad.values())[:5]) + (f"; and {len(bad) - 5} more" if len(bad) > 5 else "")
+        warnings.warn(
+            f"{data.name}: {len(bad)} of {len(data)} files cannot be read and are left out: {shown}", stacklevel=3
+        )
+    return left
+
+
+def _sorted_out(data: FileSet, workers: int | None, cache: bool) -> tuple[FileSet, dict[str, str]]:
+    """The files that can be read, and of the others why not."""
+    transform = ImageTransform(1, 1, (0.5,), (0.5,)) if data.kind == "image" else _SHORT  # as little work as possible
+    decoder = _Decoder(data, transform, train=False, seed=0)
+
+    def build() -> np.ndarray:
+        stream = _in_order(decoder, f"reading {data.name}", workers)
+        wrong = {where for _, _, problems in stream for where, _ in problems}
+        return np.array([_where(data, i) not in wrong for i in range(len(data))])
+
+    fits = lambda own: own.shape == (len(data),) and own.dtype == bool  # noqa: E731
+    good = cached(_key(data, None), build, fits) if cache else build()
+    bad: dict[str, str] = {}
+    for i in np.flatnonzero(~good).tolist():  # again, for the reasons
+        bad.update(decoder.__getitems__([(i, 0, i)])[2])
+    if len(bad) == len(data):
+        raise DataError(
+            f"{data.name}: none of its {len(data)} files can be read; the first: {next(iter(bad.values()))}"
+        )
     left = [i for i in range(len(data)) if _where(data, i) not in bad]
-    if not left:
-        raise DataError(f"{data.name}: none of its {len(data)} files can be read; the first: {reasons[0]}")
-    return cast("FileSet", take(data, left))
+    return cast("FileSet", take(data, left)) if bad else data, bad
 
 
-_SHORT = AudioTransform(sample_rate=1000, seconds=0.1, mels=5, window=0.05)  # as little work as possible
+_SHORT = AudioTransform(sample_rate=1000, seconds=0.1, mels=5, window=0.05)
 
 
 def _key(data: FileSet, transform: Transform) -> str:
@@ -437,9 +474,8 @@ def _key(data: FileSet, transform: Transform) -> str:
             info = os.stat(data.root / path)
         except OSError as error:
             raise DataError(f"{data.root / path}: {error.strerror}; check the list or the folder") from error
-        files.append((path, info.st_size, info.st_mtime_ns))
+        files.append((path, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
+    how: tuple[object, ...] = (transform,)
     if isinstance(transform, ImageTransform):
-        how: tuple[object, ...] = (transform.resize, transform.crop, transform.channels)
-    else:
-        how = (transform,)
-    return key_of("prepared", str(data.root.resolve()), files, how, "1")
+        how = (transform.resize, transform.crop, transform.channels, need("PIL", "pillow").__version__)
+    return key_of("prepared", str(data.root.resolve()), files, how, "2")

@@ -18,8 +18,7 @@ def _load() -> ctypes.CDLL | None:
         return None
     try:
         library = ctypes.CDLL(str(path))
-        library.spcp_cut.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6
-        library.spcp_cut.restype = None
+        library.spcp_cut_1.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6
     except (OSError, AttributeError) as error:
         warnings.warn(
             f"spcp.data runs without its compiled kernel, more slowly: {error}. Install it anew.", stacklevel=2
@@ -50,8 +49,9 @@ def cut(
     """
     assert _library is not None
     count = len(images) if index is None else len(index)
-    out = torch.empty((count, *images.shape[1:]))
+    out = torch.empty((count, *images.shape[1:]), dtype=torch.float32, device="cpu")  # whatever torch's defaults are
     pointers = (None if x is None else x.data_ptr() for x in (images, index, windows, scale, shift, out))
     channels, height, width = images.shape[1:]
-    _library.spcp_cut(*pointers, count, channels, height, width, width, padding)
+    if _library.spcp_cut_1(*pointers, count, channels, height, width, width, padding):
+        raise MemoryError(f"no memory left for an image of {width} pixels; use a smaller one.")
     return out

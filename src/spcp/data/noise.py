@@ -8,9 +8,10 @@ import torch
 
 from .errors import DataError
 from .images import ImageTransform
-from .sets import OOD, TensorSet
+from .sets import OOD, TensorSet, on_cpu
 
 
+@on_cpu
 def noise(
     kind: Literal["gaussian", "uniform"],
     like: TensorSet | ImageTransform,

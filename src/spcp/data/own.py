@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,12 @@ from torch import Tensor
 from .audio import AudioTransform
 from .benchmarks import Benchmark
 from .errors import DataError
-from .files import Split, array_halves, read_arrays, read_bytes, read_cifar, read_mnist, read_svhn
+from .files import Split, array_parts, read_arrays, read_bytes, read_cifar, read_mnist, read_svhn
 from .folders import Bad, read_folder, read_places365, read_texture, read_tin
 from .images import ImageTransform
-from .loader import fits_in_memory, prepare, readable
+from .loader import prepare, readable
 from .noise import channel_statistics, noise
-from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, as_set, labels, take
+from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, as_set, labels, on_cpu, take
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _GREY = {"mean": (0.449,), "std": (0.226,)}  # of ImageNet in grey
@@ -29,12 +29,15 @@ _GREY = {"mean": (0.449,), "std": (0.226,)}  # of ImageNet in grey
 _CIFAR_FILES = {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin", "data_batch_1", "test_batch"}
 
 
+_PARTS = {"train", "val", "valid", "validation", "test"}  # what folders of parts are called
+
+
 def read(path: str | Path, split: Split = "test", *, label: str | None = None) -> DataSet:
     """The data set at a path, by the looks of it.
 
     Arrays (npz, npy, safetensors), SVHN's mat, and the folders of CIFAR, MNIST, SVHN, TinyImageNet, Textures and
     Places365 as downloaded, of which `split` chooses the half; any other folder is one of images or sounds (see
-    `read_folder`, which `label` is for).
+    `read_folder`, which `label` is for), or one of `train` and `test` folders of those.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -47,41 +50,58 @@ def read(path: str | Path, split: Split = "test", *, label: str | None = None) -
         )
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder; check the path")
-    names = {entry.name for entry in path.iterdir()}
-    if label is None:
-        if names & _CIFAR_FILES or ({"meta", "test"} <= names and (path / "test").is_file()):
-            return read_cifar(path, split)
-        if any("idx1-ubyte" in name for name in names):
-            return read_mnist(path, split)
-        if "raw" in names and any((path / "raw").glob("*idx1-ubyte*")):
-            return read_mnist(path / "raw", split)
-        if names & {"train_32x32.mat", "test_32x32.mat"}:
-            return read_svhn(path / f"{split}_32x32.mat")
-        if "wnids.txt" in names and "val" in names:
-            return read_tin(path, split)
-        if path.name == "dtd" and "images" in names:
-            return read_texture(path)
-        if "val_256" in names or "places365_val.txt" in names:
-            return read_places365(path)
+    if (kind := _official(path)) and label is None:
+        where, reader = kind
+        return reader(where, split)
+    parts = _parts(path)
+    if parts:
+        return read_folder(parts.get(split) or parts["val"], label=label)
     return read_folder(path, label=label)
 
 
+def _official(path: Path) -> tuple[Path, Callable[[Path, Split], DataSet]] | None:
+    """Where official files lie, and how they are read; None for any other folder."""
+    names = {entry.name for entry in path.iterdir()}
+    if names & _CIFAR_FILES or ({"meta", "test"} <= names and (path / "test").is_file()):
+        return path, read_cifar
+    raw = path / "raw" if "raw" in names else path
+    if any(raw.glob("*idx1-ubyte*")):
+        return raw, read_mnist
+    if names & {"train_32x32.mat", "test_32x32.mat"}:
+        return path, lambda folder, split: read_svhn(folder / f"{split}_32x32.mat")
+    if {"wnids.txt", "val"} <= names:
+        return path, read_tin
+    if path.name == "dtd" and "images" in names:
+        return path, lambda folder, _: read_texture(folder)
+    if names & {"val_256", "places365_val.txt"}:
+        return path, lambda folder, _: read_places365(folder)
+    return None
+
+
+def _parts(path: Path) -> dict[str, Path]:
+    """The folders `train`, `val` and `test` of a folder that has nothing else; validation by any of its names."""
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    if len(folders) < 2 or not {folder.name for folder in folders} <= _PARTS or not (path / "train").is_dir():
+        return {}
+    return {"val" if folder.name.startswith("val") else folder.name: folder for folder in folders}
+
+
 def _has_halves(path: Path) -> bool:
-    """Whether official files, or arrays, hold a training and a test half."""
-    if path.is_file():
-        return path.suffix in (".npz", ".safetensors") and array_halves(path)
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
+    """Whether official files hold a training and a test half."""
+    names = {entry.name for entry in path.iterdir()}
+    names |= {entry.name for entry in (path / "raw").iterdir()} if (path / "raw").is_dir() else set()
     return (
         {"train_32x32.mat", "test_32x32.mat"} <= names
         or {"train.bin", "test.bin"} <= names
         or {"data_batch_1.bin", "test_batch.bin"} <= names
         or {"data_batch_1", "test_batch"} <= names
         or {"meta", "train", "test"} <= names
-        or ({"wnids.txt", "train", "val"} <= names)
+        or {"wnids.txt", "train", "val"} <= names
         or all(any(name.startswith(half) and "idx3-ubyte" in name for name in names) for half in ("train", "t10k"))
     )
 
 
+@on_cpu
 def own_benchmark(
     id: Any,
     ood: Mapping[str, Any] | None = None,
@@ -97,9 +117,9 @@ def own_benchmark(
     """A benchmark of one's own data.
 
     Args:
-        id: known data by class. A path or data set, split 80 / 10 / 10; a folder of `train`, `val` (may be missing) and
-            `test` folders; official files or arrays with a training and a test half, of which a tenth of the test half
-            is for validation; or a dictionary of train, val, test.
+        id: known data by class. A path or data set, split 80 / 10 / 10; a folder of `train`, `val` and `test` folders
+            (without `test`, `val` is for testing); official files or arrays with a training and a test half, of which
+            a tenth of the test half is for validation; or a dictionary of train, val, test.
         ood: odd data by name, each a path or a data set; it becomes `far`.
         near: odd data that is close to what is known, by name.
         ood_val: odd data for choosing hyperparameters, by name; "gaussian" or "uniform" for noise.
@@ -121,6 +141,10 @@ def own_benchmark(
         odd = {role: {key: clean(own) for key, own in group.items()} for role, group in odd.items()}
         validation = {key: clean(own) for key, own in validation.items()}
     classes = _check_classes(train)
+    for part in (val, test):
+        if part is not None and len(y := labels(part)) and not (int(y.min()) >= 0 and int(y.max()) < len(classes)):
+            low, high = int(y.min()), int(y.max())
+            raise DataError(f"{part.name}: its labels are {low} to {high}, but training has {len(classes)} classes")
     if not isinstance(transform, ImageTransform | AudioTransform):
         transform = _fitted_transform(train, dict(transform or {}) | ({} if size is None else {"size": size}))
     if isinstance(ood_val, str):
@@ -136,28 +160,42 @@ def _known(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, DataS
     """Known data for training, validation and testing."""
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
-        folders = {entry.name for entry in path.iterdir() if entry.is_dir()} if path.is_dir() else set()
-        validation = next((name for name in ("val", "valid", "validation") if name in folders), None)
-        if label is None and _has_halves(path):
-            train, test = read(path, "train"), read(path, "test")
-            chosen = _hash_of_each(test) < 0.1
-            text = f"{test.split}, a tenth of it"
-            return (
-                train,
-                take(test, chosen.nonzero()[:, 0], split=text),
-                take(test, (~chosen).nonzero()[:, 0], split=f"{test.split}, without validation"),
-            )
-        if {"train", "test"} <= folders and folders <= {"train", "test", validation}:
-            data = {"train": path / "train", "test": path / "test"} | ({"val": path / validation} if validation else {})
+        if path.is_file() and {"train", "test"} <= (has := array_parts(path) if path.suffix != ".mat" else set()):
+            data = {part: path for part in ("train", "val", "test") if part in has}
+        elif path.is_dir() and label is None and _official(path) and _has_halves(path):
+            data = {"train": path, "test": path}
+        elif path.is_dir() and (parts := _parts(path)):
+            data = parts if "test" in parts else {"train": parts["train"], "test": parts["val"]}
         else:
             return split_by_class(read(path, label=label))
+        if "val" not in data and data["train"] == data["test"]:  # a tenth of the test half is for validation
+            train = _part(data, "train", label)
+            test = _same_classes(_part(data, "test", label), train)
+            chosen = _hash_of_each(test) < 0.1
+            val = take(test, chosen.nonzero()[:, 0], split=f"{test.split}, a tenth of it")
+            return train, val, take(test, (~chosen).nonzero()[:, 0], split=f"{test.split}, without validation")
     if not isinstance(data, Mapping):
         return split_by_class(as_set(data, "id"))
     if not {"train", "test"} <= set(data) or set(data) - {"train", "val", "test"}:
         raise DataError(f"known data needs train and test, and may have val; here are {', '.join(data)}")
-    train = _set(data["train"], "train", "train", label)
-    val = _same_classes(_set(data["val"], "val", "test", label), train) if "val" in data else None
-    return train, val, _same_classes(_set(data["test"], "test", "test", label), train)
+    train = _part(data, "train", label)
+    rest = {part: _same_classes(_part(data, part, label), train) for part in ("val", "test") if part in data}
+    return train, rest.get("val"), rest["test"]
+
+
+def _part(data: Mapping[str, Any], part: str, label: str | None) -> DataSet:
+    """Training, validation or test data; where several name one file, its own part of it."""
+    own = data[part]
+    if not isinstance(own, str | Path):
+        return as_set(own, part)
+    own = Path(own).expanduser()
+    if own.is_file() and own.suffix in (".npz", ".safetensors"):
+        if part not in array_parts(own) and any(other != part and data[other] == data[part] for other in data):
+            raise DataError(f"{own}: has no arrays for {part}, such as {part}_images; name another file for it")
+        return read_arrays(own, part)
+    if part == "val" and data["test"] == data["val"]:
+        raise DataError(f"{own}: cannot be both val and test; name two folders, or leave out val")
+    return read(own, "train" if part == "train" else "test", label=label)
 
 
 def split_by_class(data: DataSet) -> tuple[DataSet, DataSet, DataSet]:
@@ -259,16 +297,20 @@ def _check_kinds(benchmark: Benchmark, noise: bool) -> None:
     odd = next((role for role, kind in kinds.items() if kind != kinds["train"]), None)
     if odd:
         raise DataError(f"{odd} holds {kinds[odd]}, but train holds {kinds['train']}; a benchmark is of one kind")
-    known = {own.root.resolve() for role, own in sets.items() if "/" not in role and isinstance(own, FileSet)}
-    for role, own in sets.items():
-        if "/" in role and isinstance(own, FileSet) and own.root.resolve() in known:
-            raise DataError(f"{role}: {own.root} holds known data, so it cannot be odd as well; name another folder")
+    files = {
+        role: {str(own.root.resolve() / p) for p in own.paths} for role, own in sets.items() if isinstance(own, FileSet)
+    }
+    known = {path for role, paths in files.items() if "/" not in role for path in paths}
+    for role, paths in files.items():
+        both = sorted(paths & known) if "/" in role else []
+        if both:
+            raise DataError(f"{role}: {both[0]} is known data, so it cannot be odd as well, one of {len(both)} files")
 
 
 def _noise(kind: str, train: DataSet, transform: ImageTransform | AudioTransform | None) -> TensorSet:
     if isinstance(train, TensorSet):
         like: TensorSet | ImageTransform = train
-    elif isinstance(transform, ImageTransform) and not fits_in_memory(transform):
+    elif isinstance(transform, ImageTransform) and transform.crop > 64:
         like = transform
     else:
         like = prepare(train, transform)
@@ -306,7 +348,7 @@ def _fitted_images(train: DataSet, options: dict[str, Any]) -> ImageTransform:
     arrays = isinstance(train, TensorSet)
     if size is None:
         size = options.get("crop", int(min(train.x.shape[2:])) if isinstance(train, TensorSet) else 224)
-    if not isinstance(size, int) or size < 1:
+    if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise DataError(f"transform: size must be a whole number of pixels, not {size!r}")
     large = size > 64 and not arrays
     options = {"resize": round(size * 8 / 7) if large else size, "crop": size} | options
@@ -324,6 +366,7 @@ def _fitted_images(train: DataSet, options: dict[str, Any]) -> ImageTransform:
     return ImageTransform(**(measured | options))
 
 
+@on_cpu
 def read_benchmark(path: str | Path) -> Benchmark:
     """A benchmark from a TOML file. Paths in it are relative to the file.
 
@@ -364,9 +407,12 @@ def read_benchmark(path: str | Path) -> Benchmark:
             also = '"gaussian", "uniform" or ' if key == "val" else ""
             raise DataError(f'{path}: {key} in [ood] must be {also}a table of names and paths, as {{ cars = "cars" }}')
         groups[key] = {name: _path(path, "ood", name, where) for name, where in group.items()}
+    known_data = _path(path, "id", "path", own["path"]) if "path" in own else halves
+    if not isinstance(own.get("label", ""), str):
+        raise DataError(f"{path}: label in [id] must be a regular expression in quotes, not {own['label']!r}")
     try:
         return own_benchmark(
-            _path(path, "id", "path", own["path"]) if "path" in own else halves,
+            known_data,
             groups["far"],
             near=groups["near"],
             ood_val=groups["val"],

@@ -4,6 +4,7 @@
 
 #include <stddef.h>
 #include <stdint.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef int64_t i64;
@@ -36,11 +37,11 @@ static inline void move(const uint8_t *restrict in, uint8_t *restrict out, i64 n
 
 /* One image (C, H, W) to (C, side, side), with its top left corner at (top, left), which may lie outside of it. */
 static void cut(const uint8_t *restrict image, const float *restrict scale, const float *restrict shift,
-                float *restrict out, i64 C, i64 H, i64 W, i64 side, i64 top, i64 left, int mirrored) {
+                float *restrict out, uint8_t *restrict plane, i64 C, i64 H, i64 W, i64 side, i64 top, i64 left,
+                int mirrored) {
     const i64 first = within(-left, 0, side), last = within(W - left, first, side); /* columns within the image */
     const i64 above = within(-top, 0, side), below = within(H - top, above, side);  /* rows within it */
     const i64 start = mirrored ? side - last : first;
-    uint8_t plane[side * side];
     memset(plane, 0, side * side);
     for (i64 c = 0; c < C; c++, out += side * side) {
         for (i64 y = above; y < below; y++)
@@ -50,20 +51,26 @@ static void cut(const uint8_t *restrict image, const float *restrict scale, cons
 }
 
 /* out (B, C, side, side). index: which of the images, or NULL for the first B. windows: 2 * place + mirrored, with
- * (2 padding + 1)^2 places row by row, or NULL for the images as they are, where side = H = W. */
-void spcp_cut(const uint8_t *images, const i64 *index, const i64 *windows, const float *scale, const float *shift,
+ * (2 padding + 1)^2 places row by row, or NULL for the images as they are, where side = H = W.
+ * Returns 1 if there is no memory. The name has a version, so that a library of another one is not called. */
+int spcp_cut_1(const uint8_t *images, const i64 *index, const i64 *windows, const float *scale, const float *shift,
               float *out, i64 B, i64 C, i64 H, i64 W, i64 side, i64 padding) {
     const i64 places = 2 * padding + 1;
+    uint8_t *plane = windows ? malloc(side * side) : NULL;
+    if (windows && !plane)
+        return 1;
     for (i64 b = 0; b < B; b++) {
         const uint8_t *image = images + (index ? index[b] : b) * C * H * W;
         float *target = out + b * C * side * side;
         if (windows) {
             const i64 place = windows[b] / 2;
-            cut(image, scale, shift, target, C, H, W, side, place / places - padding, place % places - padding,
+            cut(image, scale, shift, target, plane, C, H, W, side, place / places - padding, place % places - padding,
                 windows[b] % 2);
         } else {
             for (i64 c = 0; c < C; c++)
                 normalise(image + c * H * W, scale[c], shift[c], target + c * H * W, H * W);
         }
     }
+    free(plane);
+    return 0;
 }

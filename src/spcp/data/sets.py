@@ -6,16 +6,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias, TypeVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from .errors import DataError
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 OOD = -1  # the label of what belongs to no class
 
@@ -87,6 +90,7 @@ class ItemSet:
     items: Any
     classes: tuple[str, ...] = ()
     split: str = ""
+    _labels: Tensor | None = dataclasses.field(default=None, init=False)
 
     def __len__(self) -> int:
         return len(self.items)
@@ -116,6 +120,18 @@ def _check_labels(name: str, count: int, y: Tensor, classes: Sequence[str]) -> N
         )
 
 
+def on_cpu(function: Function) -> Function:
+    """Data is made on the CPU, whatever torch's default device is."""
+
+    @functools.wraps(function)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        with torch.device("cpu"):
+            return function(*args, **kwargs)
+
+    return cast("Function", wrapped)
+
+
+@on_cpu
 def take(data: DataSet, index: Tensor | Sequence[int], **changes: Any) -> DataSet:
     """The samples at `index`, in that order; `changes` are other fields of the new set, such as `split=...`.
 
@@ -131,6 +147,7 @@ def take(data: DataSet, index: Tensor | Sequence[int], **changes: Any) -> DataSe
     return dataclasses.replace(data, items=torch.utils.data.Subset(data.items, index.tolist()), **changes)
 
 
+@on_cpu
 def as_ood(data: DataSet, **changes: Any) -> DataSet:
     """The same samples, every one labelled as belonging to no class."""
     if isinstance(data, ItemSet):
@@ -150,10 +167,18 @@ class _Unlabelled(torch.utils.data.Dataset[Any]):
 
 
 def labels(data: DataSet) -> Tensor:
-    """The labels (N,); for somebody else's items every item is read."""
-    if isinstance(data, ItemSet):
-        return torch.tensor([data[i][1] for i in range(len(data))], dtype=torch.int64)
-    return data.y
+    """The labels (N,); somebody else's items are read for it, once, unless they tell (`targets`, a column)."""
+    if not isinstance(data, ItemSet):
+        return data.y
+    if data._labels is None:
+        known: Any = getattr(data.items, "targets", None)  # torchvision
+        if known is None and hasattr(data.items, "column_names"):  # Hugging Face: without decoding the images
+            known = next((data.items[key] for key in LABEL_NAMES if key in data.items.column_names), None)
+        numbers = [_label(label, data.name) for label in known] if known is not None else None
+        found = numbers or [data[i][1] for i in range(len(data))]
+        object.__setattr__(data, "_labels", torch.tensor(found, dtype=torch.int64, device="cpu"))
+    assert data._labels is not None
+    return data._labels
 
 
 def histogram(data: DataSet) -> dict[str, int]:
@@ -167,6 +192,7 @@ def histogram(data: DataSet) -> dict[str, int]:
     return {name(k): n for k, n in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
+@on_cpu
 def as_set(data: Any, name: str = "data") -> DataSet:
     """Make a data set of anything that holds samples.
 
@@ -188,7 +214,7 @@ def as_set(data: Any, name: str = "data") -> DataSet:
         )
         raise DataError(f"{name}: {what}")
     if isinstance(data, torch.utils.data.TensorDataset):
-        data = data.tensors if len(data.tensors) > 1 else data.tensors[0]
+        data = data.tensors[:2] if len(data.tensors) > 1 else data.tensors[0]
     if isinstance(data, Tensor | np.ndarray):
         return tensor_set(name, torch.as_tensor(data), None)
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
@@ -205,6 +231,7 @@ def as_set(data: Any, name: str = "data") -> DataSet:
     return ItemSet(name, data, classes=_class_names(data), split="as given")
 
 
+@on_cpu
 def tensor_set(name: str, x: Tensor, y: Tensor | None, split: str = "as given") -> TensorSet:
     """Samples and labels of any kind, checked: images in planes, floats in single precision and finite."""
     if x.dtype == torch.uint8 and x.ndim in (3, 4):
@@ -233,7 +260,19 @@ def _planar(x: Tensor) -> Tensor:
 
 
 # What samples and their labels are called in dictionaries and in array files.
-SAMPLE_NAMES = ("image", "images", "img", "pixel_values", "embedding", "embeddings", "features", "x", "input", "data")
+SAMPLE_NAMES = (
+    "image",
+    "audio",
+    "images",
+    "img",
+    "pixel_values",
+    "embedding",
+    "embeddings",
+    "features",
+    "x",
+    "input",
+    "data",
+)
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "targets", "y", "class")
 
 
@@ -244,13 +283,19 @@ def _pair(item: Any, where: str) -> tuple[Any, int]:
         label = next((item[key] for key in LABEL_NAMES if item.get(key) is not None), OOD)
     elif isinstance(item, tuple | list) and len(item) >= 2:
         label = item[1]
+    return _sample(item, where), _label(label, where)
+
+
+def _label(label: Any, where: str) -> int:
     try:
         number = int(label)
         if number != label:
             raise ValueError
-    except (TypeError, ValueError) as error:
-        raise DataError(f"{where}: its label {label!r} is not a class number; give numbers, counted from 0") from error
-    return _sample(item, where), number
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(
+            f"{where}: its label {label!r:.40} is not a class number; give numbers, counted from 0"
+        ) from error
+    return number
 
 
 def _sample(item: Any, where: str) -> Any:
