@@ -25,7 +25,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from overhead import resnet18
 from PIL import Image, ImageOps
 from timing import finish, interleaved, machine
 from torch import Tensor, nn
@@ -34,6 +33,7 @@ from torch.utils.data import DataLoader, Dataset
 from spcp import data
 from spcp.data.embedded import photograph_files
 from spcp.data.images import random_box
+from spcp.networks import resnet18
 
 BATCH, CIFAR_AIM, STEP_AIM, FOLDER_AIM = 128, 20.0, 0.02, 1.0
 
@@ -179,7 +179,7 @@ def main() -> None:
     loader = contenders["spcp.data.Loader"]
     x, y = next(iter(loader))
     batches = endless(lambda: iter(loader))
-    times = interleaved([lambda: next(batches), step_of(resnet18(width=16).train(), x, y)], arguments.seconds)
+    times = interleaved([lambda: next(batches), step_of(resnet18(10, width=16).train(), x, y)], arguments.seconds)
     batch, step = (statistics.median(t) for t in times)
     print(f"\nA batch takes {batch * 1e3:.2f} ms, a training step of the quarter-width ResNet-18 {step * 1e3:.0f} ms")
     print(f"  {batch / step:.2%} of the step (float32)")

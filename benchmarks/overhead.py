@@ -17,39 +17,12 @@ from collections.abc import Callable
 
 import torch
 from timing import finish, interleaved, machine
-from torch import Tensor, nn
+from torch import nn
 
 from spcp import apply_spcp, contribution_quantile
+from spcp.networks import Network, resnet18
 
 BATCH, RHO_NORM, AIM = 128, 3.0, 0.01
-
-
-class Block(nn.Module):
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-            nn.ReLU(),
-            nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(outputs),
-        )
-        self.shortcut: nn.Module = nn.Identity()
-        if stride > 1 or inputs != outputs:
-            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return torch.relu(self.body(x) + self.shortcut(x))
-
-
-def resnet18(width: int = 64) -> nn.Sequential:
-    """ResNet-18 for 32x32 images; at the full width, 64, it has 11 173 962 parameters."""
-    layers: list[nn.Module] = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    inputs = width
-    for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
-        layers += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
-        inputs = outputs
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, 10))
 
 
 def main() -> None:
@@ -60,13 +33,15 @@ def main() -> None:
     torch.manual_seed(0)
     x = torch.randn(BATCH, 3, 32, 32).contiguous(memory_format=torch.channels_last)
     y = torch.randint(10, (BATCH,))
-    plain = resnet18().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    plain: Network = resnet18(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.no_grad():
-        h = plain[:-1](x)
-    settled = contribution_quantile(h, plain[-1].weight, 1 - RHO_NORM / 10).mean().item()  # as in the midst of training
+        h = plain.features(x)
+    settled = (
+        contribution_quantile(h, plain.classifier.weight, 1 - RHO_NORM / 10).mean().item()
+    )  # as in the midst of training
     spcp = apply_spcp(copy.deepcopy(plain), RHO_NORM, total_steps=10**9, beta=0.999, initial_threshold=settled)
 
-    def training_step(model: nn.Sequential) -> Callable[[], None]:
+    def training_step(model: Network) -> Callable[[], None]:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6, momentum=0.9, nesterov=True, weight_decay=5e-4)
 
         def step() -> None:
@@ -76,19 +51,19 @@ def main() -> None:
 
         return step
 
-    def inference(model: nn.Sequential) -> Callable[[], None]:
+    def inference(model: Network) -> Callable[[], None]:
         def step() -> None:
             with torch.inference_mode():
                 model(x)
 
         return step
 
-    def head_step(model: nn.Sequential) -> Callable[[], None]:
+    def head_step(model: Network) -> Callable[[], None]:
         features, g = h.clone().requires_grad_(model.training), torch.randn(BATCH, 10)
 
         def step() -> None:
             with torch.inference_mode(not model.training):
-                z = model[-1](features)
+                z = model.classifier(features)
             if model.training:
                 z.backward(g)
 

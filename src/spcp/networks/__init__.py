@@ -1,0 +1,10 @@
+"""Networks: `features(x) -> (batch, D)`, and a linear `classifier`."""
+
+from .base import Network as Network
+from .densenet import densenet100 as densenet100
+from .resnet import resnet18 as resnet18
+from .resnet import resnet18_224 as resnet18_224
+from .small import audio_cnn as audio_cnn
+from .small import cnn as cnn
+from .small import mlp as mlp
+from .wideresnet import wideresnet28 as wideresnet28

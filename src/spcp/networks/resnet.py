@@ -1,0 +1,71 @@
+"""ResNet-18 (He et al., 2016), for 32 x 32 and for 224 x 224 pixels."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .base import Network, initialise
+
+
+class Block(nn.Module):
+    """Two 3 x 3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(outputs)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1 or inputs != outputs:
+            self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        out = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
+
+
+class ResNet18(Network):
+    """`width` channels at first, 8 * width features; `large` adds the stem for 224 x 224 pixels."""
+
+    def __init__(self, classes: int, width: int = 64, channels: int = 3, large: bool = False) -> None:
+        super().__init__()
+        if large:
+            stem: list[nn.Module] = [nn.Conv2d(channels, width, 7, 2, 3, bias=False)]
+        else:
+            stem = [nn.Conv2d(channels, width, 3, 1, 1, bias=False)]
+        stem += [nn.BatchNorm2d(width), nn.ReLU()]
+        if large:
+            stem.append(nn.MaxPool2d(3, 2, 1))
+        self.stem = nn.Sequential(*stem)
+        blocks, inputs = [], width
+        for outputs, stride in ((width, 1), (2 * width, 2), (4 * width, 2), (8 * width, 2)):
+            blocks += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
+            inputs = outputs
+        self.blocks = nn.Sequential(*blocks)
+        self.classifier = nn.Linear(inputs, classes)
+        initialise(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Penultimate features (batch, 8 * width)."""
+        return self.blocks(self.stem(x)).mean((2, 3))
+
+
+def resnet18(classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
+    """For 32 x 32 pixels: 11 173 962 parameters with 10 classes.
+
+    >>> sum(p.numel() for p in resnet18(10).parameters())
+    11173962
+    """
+    return ResNet18(classes, width, channels)
+
+
+def resnet18_224(classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
+    """For 224 x 224 pixels: 11 689 512 parameters with 1 000 classes.
+
+    >>> sum(p.numel() for p in resnet18_224(1000).parameters())
+    11689512
+    """
+    return ResNet18(classes, width, channels, large=True)

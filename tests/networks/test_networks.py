@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+
+from spcp import apply_spcp, find_classifier
+from spcp.networks import Network, audio_cnn, cnn, densenet100, mlp, resnet18, resnet18_224, wideresnet28
+
+SMALL: dict[str, tuple[Callable[[], Network], tuple[int, ...], int]] = {
+    "resnet18": (lambda: resnet18(7, width=8), (3, 32, 32), 64),
+    "resnet18_224": (lambda: resnet18_224(7, width=8), (3, 96, 96), 64),
+    "wideresnet28": (lambda: wideresnet28(7, width=1), (3, 32, 32), 64),
+    "densenet100": (lambda: densenet100(7, width=4), (3, 32, 32), 114),
+    "cnn": (lambda: cnn(7, width=8), (1, 28, 28), 64),
+    "audio_cnn": (lambda: audio_cnn(7, width=4), (1, 40, 101), 64),
+    "mlp": (lambda: mlp(7, inputs=20, width=32), (20,), 32),
+}
+
+
+@pytest.mark.parametrize(
+    ("network", "count"),
+    [
+        (lambda: resnet18(10), 11_173_962),
+        (lambda: resnet18(100), 11_220_132),
+        (lambda: resnet18_224(1000), 11_689_512),
+        (lambda: wideresnet28(10), 36_479_194),
+        (lambda: wideresnet28(100), 36_536_884),
+        (lambda: densenet100(10), 769_162),
+        (lambda: densenet100(100), 800_032),
+    ],
+)
+def test_as_many_parameters_as_published(network: Callable[[], nn.Module], count: int) -> None:
+    with torch.device("meta"):
+        assert sum(p.numel() for p in network().parameters()) == count
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_features_and_classifier(name: str) -> None:
+    build, shape, width = SMALL[name]
+    network = build().eval()
+    x = torch.randn(3, *shape)
+    h = network.features(x)
+    assert h.shape == (3, width)
+    assert h.min() >= 0  # as the methods that edit features expect
+    assert torch.equal(network(x), network.classifier(h))
+    assert find_classifier(network)[0] == "classifier"
+    apply_spcp(network, rho_norm=1.0, total_steps=10)
+    network.train()(x).sum().backward()
+    assert all(p.grad is not None for p in network.parameters())
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_channels_last_changes_nothing(name: str) -> None:
+    build, shape, _ = SMALL[name]
+    if len(shape) < 3:
+        return
+    network, x = build().eval(), torch.randn(2, *shape)
+    expected = network(x)
+    network = network.to(memory_format=torch.channels_last)
+    torch.testing.assert_close(network(x.contiguous(memory_format=torch.channels_last)), expected, atol=1e-4, rtol=1e-4)
