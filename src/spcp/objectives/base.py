@@ -1,0 +1,66 @@
+"""What all training methods share: a loss, and what they change about the network."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ..contributions import SPCPLinear
+from ..networks import Network
+
+
+class Objective(nn.Module):
+    """A training method. Its parameters are trained along, and its state is saved with the network's.
+
+    Args:
+        rho_norm: bound the contributions to the head's outputs, as SPCP does; 0 leaves them alone.
+        beta: of the threshold's moving average; by default from the length of the run.
+        initial_threshold: where the threshold starts.
+    """
+
+    paper: ClassVar[str] = ""
+    detector: ClassVar[str] = "energy"  # what the paper scores it with
+    views: ClassVar[int] = 1  # augmented views of each image in a step: x holds them one after the other
+
+    def __init__(self, *, rho_norm: float = 0.0, beta: float | None = None, initial_threshold: float = 1000.0) -> None:
+        super().__init__()
+        self.rho_norm, self.beta, self.initial_threshold = rho_norm, beta, initial_threshold
+
+    def head(self, network: Network) -> nn.Linear:
+        """The layer whose contributions SPCP bounds."""
+        return network.classifier
+
+    def prepare(self, network: Network, total_steps: int) -> None:
+        """Change the network, once, before an optimizer is built for it and for this objective."""
+        if self.rho_norm:
+            SPCPLinear.convert_(
+                self.head(network),
+                rho_norm=self.rho_norm,
+                beta=self.beta,
+                total_steps=total_steps,
+                initial_threshold=self.initial_threshold,
+                truncate="both",
+                subset=None,
+            )
+
+    def begin(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Look at the training data once before training, in order and not augmented, if the method has to."""
+
+    def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Loss and logits (batch, K) of a batch; `progress` is the share of training that is done."""
+        raise NotImplementedError
+
+
+def at_least(value: float, low: float, name: str) -> float:
+    """A hyperparameter that must not be smaller."""
+    if not value >= low:
+        raise ValueError(f"{name} must be at least {low:g}, not {value}.")
+    return value
+
+
+def normalised(u: Tensor) -> Tensor:
+    """Rows of length 1."""
+    return torch.nn.functional.normalize(u, dim=-1)

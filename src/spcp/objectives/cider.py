@@ -1,0 +1,84 @@
+"""CIDER (Ming et al., 2023): features on a sphere, close to their class's prototype, prototypes far apart."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..networks import Network
+from .base import Objective, normalised
+
+
+def update_prototypes(prototypes: Tensor, u: Tensor, y: Tensor, momentum: float) -> Tensor:
+    """`p[y] <- normalised(momentum p[y] + (1 - momentum) u)`, sample after sample; gradients reach u.
+
+    Samples of different classes do not meet, so the n-th samples of all classes are taken together.
+    """
+    order = y.argsort(stable=True)
+    counts = torch.bincount(y, minlength=len(prototypes))
+    starts = counts.cumsum(0) - counts
+    for n in range(int(counts.max())):
+        classes = (counts > n).nonzero()[:, 0]
+        chosen = order[starts[classes] + n]
+        moved = normalised(momentum * prototypes[classes] + (1 - momentum) * u[chosen])
+        prototypes = prototypes.index_copy(0, classes, moved)
+    return prototypes
+
+
+def compactness(u: Tensor, y: Tensor, prototypes: Tensor, tau: float = 0.1) -> Tensor:
+    """`CE(u . p / tau, y)`"""
+    return F.cross_entropy(u @ prototypes.t() / tau, y)
+
+
+def dispersion(prototypes: Tensor, tau: float = 0.1) -> Tensor:
+    """`mean_i log mean_{j != i} exp(p_i . p_j / tau)`"""
+    count = len(prototypes)
+    similar = prototypes @ prototypes.t() / tau
+    others = ~torch.eye(count, dtype=torch.bool, device=prototypes.device)
+    return (similar[others].view(count, count - 1).logsumexp(1) - math.log(count - 1)).mean()
+
+
+class CIDER(Objective):
+    """A projection D - D - 128 on top of the features; the classifier stays out of it, so there is no ID accuracy.
+
+    Its logits are the similarities to the prototypes. With `rho_norm` > 0 contributions to the projection are bounded.
+    """
+
+    paper = "How to Exploit Hyperspherical Embeddings for Out-of-Distribution Detection? (CIDER), ICLR 2023"
+    detector = "knn"
+    views = 2
+
+    prototypes: Tensor
+
+    def __init__(
+        self, *, momentum: float = 0.95, weight: float = 2.0, tau: float = 0.1, size: int = 128, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.momentum, self.weight, self.tau, self.size = momentum, weight, tau, size
+
+    def head(self, network: Network) -> nn.Linear:
+        """The last layer of the projection."""
+        last = self.projection[-1]
+        assert isinstance(last, nn.Linear)
+        return last
+
+    def prepare(self, network: Network, total_steps: int) -> None:
+        """Add the projection and the prototypes, and leave the classifier as it is."""
+        width, classes = network.classifier.in_features, network.classifier.out_features
+        self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.size))
+        self.register_buffer("prototypes", normalised(torch.randn(classes, self.size)))
+        network.classifier.requires_grad_(False)
+        super().prepare(network, total_steps)
+
+    def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Loss of both views of a batch, and the similarities of the first to the prototypes."""
+        u = normalised(self.projection(network.features(x)))
+        labels = y.repeat(len(x) // len(y))
+        prototypes = update_prototypes(self.prototypes, u, labels, self.momentum)
+        loss = dispersion(prototypes, self.tau) + self.weight * compactness(u, labels, prototypes.detach(), self.tau)
+        self.prototypes.copy_(prototypes.detach())
+        return loss, (u[: len(y)] @ self.prototypes.t()).detach() / self.tau

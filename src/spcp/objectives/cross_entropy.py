@@ -1,0 +1,34 @@
+"""Cross-entropy: plain training, SPCP, SPCP with a fixed threshold, and a penalty on the classifier's weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..networks import Network
+from .base import Objective, at_least
+
+
+class CrossEntropy(Objective):
+    """`CE(z, y) + penalty * ||W||^2`, with z truncated if `rho_norm` > 0.
+
+    Args:
+        penalty: an extra one on the classifier's weights alone; the paper tries .1 .01 .001 .0001 .00001.
+        options: `rho_norm`, `beta`, `initial_threshold`. With `beta=1` the threshold stays where it starts.
+    """
+
+    paper = "Shaping Parameter Contribution Patterns for Out-of-Distribution Detection (SPCP), AAAI 2026"
+
+    def __init__(self, *, penalty: float = 0.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.penalty = at_least(penalty, 0, "penalty")
+
+    def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Loss and logits."""
+        z = network(x)
+        loss = F.cross_entropy(z, y)
+        if self.penalty:
+            loss = loss + self.penalty * network.classifier.weight.square().sum()
+        return loss, z

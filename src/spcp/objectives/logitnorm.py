@@ -1,0 +1,33 @@
+"""LogitNorm (Wei et al., 2022): cross-entropy of logits whose length is taken away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from ..networks import Network
+from .base import Objective
+
+
+def logitnorm_loss(z: Tensor, y: Tensor, tau: float = 0.04) -> Tensor:
+    """`CE(z / ((||z|| + 1e-7) tau), y)`"""
+    norm = z.norm(dim=1, keepdim=True) + 1e-7
+    return F.cross_entropy(z / (norm * tau), y)
+
+
+class LogitNorm(Objective):
+    """LogitNorm; with `rho_norm` > 0 the norm is that of the truncated logits."""
+
+    paper = "Mitigating Neural Network Overconfidence with Logit Normalization, ICML 2022"
+    detector = "msp"
+
+    def __init__(self, *, tau: float = 0.04, **options: Any) -> None:
+        super().__init__(**options)
+        self.tau = tau
+
+    def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Loss and raw logits."""
+        z = network(x)
+        return logitnorm_loss(z, y, self.tau), z

@@ -1,0 +1,81 @@
+"""MOS (Huang and Li, 2021): classes in groups, each with an "others" of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..networks import Network
+from .base import Objective
+
+Groups = Sequence[Sequence[int]]
+
+
+def group_columns(groups: Groups) -> list[slice]:
+    """Where each group's logits are: first "others", then its classes in their order.
+
+    >>> group_columns([[0, 1], [2]])
+    [slice(0, 3, None), slice(3, 5, None)]
+    """
+    ends = torch.tensor([len(group) + 1 for group in groups]).cumsum(0).tolist()
+    return [slice(end - len(group) - 1, end) for group, end in zip(groups, ends, strict=True)]
+
+
+def mos_loss(z: Tensor, y: Tensor, groups: Groups) -> Tensor:
+    """The sum over groups of `CE(z_group, y if it is in the group else others)`."""
+    losses = []
+    for group, columns in zip(groups, group_columns(groups), strict=True):
+        target = torch.zeros_like(y)  # others
+        for place, k in enumerate(group, 1):
+            target[y == k] = place
+        losses.append(F.cross_entropy(z[:, columns], target))
+    return torch.stack(losses).sum()
+
+
+def mos_score(z: Tensor, groups: Groups) -> Tensor:
+    """`max_g -p_others`, (B,)"""
+    return torch.stack([-z[:, columns].softmax(1)[:, 0] for columns in group_columns(groups)]).amax(0)
+
+
+def mos_class_scores(z: Tensor, groups: Groups) -> Tensor:
+    """The probability of each class within its group, (B, K)."""
+    classes = torch.tensor([k for group in groups for k in group], device=z.device)
+    scores = torch.cat([z[:, columns].softmax(1)[:, 1:] for columns in group_columns(groups)], 1)
+    return scores[:, classes.argsort()]
+
+
+class MOS(Objective):
+    """Grouped softmax; the classifier gets a column "others" for each group.
+
+    Args:
+        groups: lists of class numbers; by default about sqrt(K) groups of neighbours.
+        options: `rho_norm`, `beta`, `initial_threshold`.
+    """
+
+    paper = "MOS: Towards Scaling Out-of-Distribution Detection for Large Semantic Space, CVPR 2021"
+    detector = "mos"
+
+    def __init__(self, *, groups: Groups | None = None, **options: Any) -> None:
+        super().__init__(**options)
+        self.groups: Groups = groups or []
+
+    def prepare(self, network: Network, total_steps: int) -> None:
+        """Give the classifier a column for each class and for each group."""
+        old = network.classifier
+        classes = old.out_features
+        if not self.groups:
+            count = max(1, round(classes**0.5))
+            self.groups = [part.tolist() for part in torch.arange(classes).tensor_split(count)]
+        if sorted(k for group in self.groups for k in group) != list(range(classes)):
+            raise ValueError(f"groups must hold each of the {classes} classes once.")
+        network.classifier = nn.Linear(old.in_features, classes + len(self.groups), device=old.weight.device)
+        super().prepare(network, total_steps)
+
+    def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Loss, and the probability of each class within its group."""
+        z = network(x)
+        return mos_loss(z, y, self.groups), mos_class_scores(z.detach(), self.groups)

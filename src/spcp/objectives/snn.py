@@ -1,0 +1,58 @@
+"""SNN (Ghosal et al., 2024): each class listens to its largest contributions only."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..networks import Network
+from .base import Objective
+
+CHUNK = 2**24  # contributions that are looked at together
+
+
+def snn_logits(h: Tensor, W: Tensor, b: Tensor | None, s: int) -> Tensor:
+    """`z_k = sum of the s largest entries of W_k * h, + b_k`"""
+    rows = max(1, CHUNK // W.numel())
+    parts = [(own[:, None] * W).topk(s, dim=2).values.sum(2) for own in h.split(rows)]  # (rows, K) each
+    z = torch.cat(parts)
+    return z if b is None else z + b
+
+
+class SNNLinear(nn.Linear):
+    """A linear layer of which each output sums its `s` largest contributions."""
+
+    s: int
+
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, D) to (B, K)."""
+        return snn_logits(input, self.weight, self.bias, self.s)
+
+
+class SNN(Objective):
+    """Cross-entropy with such a head, in training and at inference; `share` of the features is kept."""
+
+    paper = "How to Overcome Curse-of-Dimensionality for Out-of-Distribution Detection? (SNN), AAAI 2024"
+    detector = "knn"
+
+    def __init__(self, *, share: float = 0.25, **options: Any) -> None:
+        super().__init__(**options)
+        if self.rho_norm:
+            raise ValueError("SNN has a rule of its own for contributions; leave out rho_norm.")
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be above 0 and at most 1, not {share}.")
+        self.share = share
+
+    def prepare(self, network: Network, total_steps: int) -> None:
+        """Make the classifier listen to the largest contributions, in place."""
+        head: Any = network.classifier
+        head.__class__ = SNNLinear
+        head.s = max(1, int(self.share * head.in_features))
+
+    def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Loss and logits."""
+        z = network(x)
+        return F.cross_entropy(z, y), z

@@ -1,0 +1,86 @@
+"""Unleashing Mask (Zhu et al., 2023): masks a trained network until its loss is as at an earlier stage of training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional as F
+
+from ..networks import Network
+from .base import Objective
+
+
+def top_share_mask(scores: Tensor, share: float) -> Tensor:
+    """True for the `round(share * n)` entries of the largest |score|."""
+    keep = round(share * scores.numel())
+    mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
+    mask[scores.detach().abs().flatten().topk(keep).indices] = True
+    return mask.view(scores.shape)
+
+
+def umap_loss(z: Tensor, y: Tensor, eta: Tensor | float) -> Tensor:
+    """`|CE - eta| + eta`"""
+    return (F.cross_entropy(z, y) - eta).abs() + eta
+
+
+class UMAP(Objective):
+    """Learns a score for each weight of a trained network, whose weights stay; its largest `share` a layer is kept.
+
+    The mask is hard, and its gradient goes straight through to the scores. `eta` is the mean training loss under a
+    random mask that keeps `random_share` of each layer. The unmasked network still classifies.
+    """
+
+    paper = "Unleashing Mask: Explore the Intrinsic Out-of-Distribution Detection Capability, ICML 2023"
+    eta: Tensor
+
+    def __init__(self, *, share: float = 0.8, random_share: float = 0.965, seed: int = 0, **options: Any) -> None:
+        super().__init__(**options)
+        if self.rho_norm:
+            raise ValueError("UMAP masks a network that is trained already; train that one with SPCP instead.")
+        self.share, self.random_share, self.seed = share, random_share, seed
+        self.register_buffer("eta", torch.tensor(0.0))
+
+    def prepare(self, network: Network, total_steps: int) -> None:
+        """Freeze the network, and give each weight of its layers a score: at first its own size."""
+        network.requires_grad_(False)
+        self.names = [
+            f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)
+        ]
+        weights = dict(network.named_parameters())
+        self.scores = nn.ParameterList([nn.Parameter(weights[name].detach().abs().clone()) for name in self.names])
+
+    @torch.no_grad()
+    def begin(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Set eta."""
+        rng = torch.Generator().manual_seed(self.seed)
+        weights = dict(network.named_parameters())
+        masked = {}
+        for name in self.names:
+            noise = torch.rand(weights[name].shape, generator=rng).to(weights[name].device)
+            masked[name] = weights[name] * top_share_mask(noise, self.random_share)
+        training = network.training
+        network.eval()
+        total, count = 0.0, 0
+        for x, y in batches:
+            total += F.cross_entropy(functional_call(network, masked, (x,)), y, reduction="sum").item()
+            count += len(y)
+        network.train(training)
+        self.eta.fill_(total / max(count, 1))
+
+    def masked_weights(self, network: Network) -> dict[str, Tensor]:
+        """The weights that the masked network runs with."""
+        weights = dict(network.named_parameters())
+        masked = {}
+        for name, scores in zip(self.names, self.scores, strict=True):
+            hard = top_share_mask(scores, self.share).to(scores.dtype)
+            masked[name] = weights[name] * (hard + scores - scores.detach())  # straight through
+        return masked
+
+    def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
+        """Loss and logits of the masked network."""
+        z = functional_call(network, self.masked_weights(network), (x,))
+        return umap_loss(z, y, self.eta), z
