@@ -111,6 +111,21 @@ def test_both_kernels_agree_to_the_bit(side: int, padding: int, channels: int, m
         assert torch.equal(collect(loader.epoch(1))[0], x)
 
 
+@pytest.mark.parametrize("large", [False, True])
+def test_views_are_the_same_samples_cut_differently(large: bool, kernel: str) -> None:
+    own, transform = (small(12, 80), dataclasses.replace(LARGE, resize=80)) if large else (small(12), CIFAR)
+    loader = data.Loader(own, transform, batch_size=5, train=True, views=2, workers=0)
+    single = data.Loader(own, transform, batch_size=5, train=True, workers=0)
+    for (x, y), (x1, y1) in zip(loader.epoch(1), single.epoch(1), strict=True):
+        assert torch.equal(y, y1)
+        assert x.shape[0] == 2 * len(y)
+        if large:
+            assert torch.equal(x[: len(y)], x1)
+        assert not torch.equal(x[: len(y)], x[len(y) :])
+    order = loader.order(1)
+    assert torch.equal(torch.cat([y for _, y in loader.epoch(1)]), own.y[order])
+
+
 def test_every_image_of_a_batch_is_cut_at_its_own_place() -> None:
     one = data.TensorSet("same", small(1).x.expand(64, -1, -1, -1), torch.zeros(64, dtype=torch.int64))
     x, _ = next(iter(data.Loader(one, CIFAR, batch_size=64, train=True)))

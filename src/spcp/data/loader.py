@@ -53,6 +53,8 @@ class Loader:
         bad: "raise" stops at a file that cannot be read; "skip" leaves out all of those and puts them into `skipped`,
             for which every file is decoded once, in advance.
         cache: keep files that were prepared once, as bytes, in the user's cache folder.
+        views: in training, how often each sample of a batch comes, augmented differently: x is (views * B, ...), first
+            all samples once, then all again; y is (B,).
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Loader:
         workers: int | None = None,
         bad: Bad = "raise",
         cache: bool = True,
+        views: int = 1,
     ) -> None:
         if world_size < 1 or seed < 0:
             raise DataError(f"world_size must be 1 or more and seed 0 or more, not {world_size} and {seed}")
@@ -86,6 +89,7 @@ class Loader:
         self.workers = default_workers() if workers is None else workers
         self.transform, self.batch_size, self.train, self.seed = transform, batch_size, train, seed
         self.device, self.rank, self.world_size, self.bad = torch.device(device), rank, world_size, bad
+        self.views = views if train else 1
         self.next_epoch = 0  # which epoch `for x, y in loader` goes through next; may be set
         if isinstance(data, FileSet) and bad == "skip":
             data, self.skipped = _sorted_out(data, self.workers, cache)
@@ -115,14 +119,16 @@ class Loader:
         if self._memory is not None:
             order, windows = order.to(self.device), windows.to(self.device)
             for share in shares:
-                yield self._memory.batch(order[share], windows[share])
+                views = [self._memory.batch(order[share], own[share]) for own in windows]
+                yield (torch.cat([x for x, _ in views]) if len(views) > 1 else views[0][0]), views[0][1]
             return
         if not shares:
             return
         decoder = _Decoder(self.data, self.transform, self.train, self.seed)
-        for x, y, problems in _stream(decoder, _Keys(order, epoch, shares), self.workers, self.device):
+        for x, y, problems in _stream(decoder, _Keys(order, epoch, shares, self.views), self.workers, self.device):
             if problems:
                 raise DataError(problems[0][1])
+            y = y[: len(y) // self.views]
             x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
             yield finish(x, self.transform), y
 
@@ -134,17 +140,17 @@ class Loader:
 
     @on_cpu
     def _plan(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """For every position of an epoch: which sample, and which window of it. Always made on the CPU."""
+        """For every position of an epoch: which sample (N,), and which window of it for each view (views, N)."""
         n = len(self.data)
         if not self.train:
-            return torch.arange(n), torch.zeros(n, dtype=torch.int64)
+            return torch.arange(n), torch.zeros(1, n, dtype=torch.int64)
         (state,) = np.random.SeedSequence((self.seed, epoch)).generate_state(1, np.uint64)
         rng = torch.Generator().manual_seed(int(state >> np.uint64(1)))
-        order, windows = torch.randperm(n, generator=rng), torch.zeros(n, dtype=torch.int64)
+        order, windows = torch.randperm(n, generator=rng), torch.zeros(self.views, n, dtype=torch.int64)
         if isinstance(self.transform, ImageTransform):
-            windows = 2 * torch.randint((2 * self.transform.padding + 1) ** 2, (n,), generator=rng)
+            windows = 2 * torch.randint((2 * self.transform.padding + 1) ** 2, (self.views, n), generator=rng)
             if self.transform.flip:
-                windows += torch.randint(2, (n,), generator=rng)
+                windows += torch.randint(2, (self.views, n), generator=rng)
         return order, windows
 
     def _share(self, batch: int) -> slice:
@@ -266,7 +272,7 @@ def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: tor
 
 # --- from worker processes --------------------------------------------------------------------------------------------
 
-_Key = tuple[int, int, int]  # index, epoch, position
+_Key = tuple[int, ...]  # index, epoch, position, and from the second view on its number
 _Batch = tuple[Tensor, Tensor, list[tuple[str, str]]]  # samples, labels, (what, why) of those that cannot be read
 
 
@@ -277,14 +283,15 @@ class _Keys:
     order: Tensor
     epoch: int
     shares: list[slice]
+    views: int = 1
 
     def __len__(self) -> int:
         return len(self.shares)
 
     def __iter__(self) -> Iterator[list[_Key]]:
         for share in self.shares:
-            positions = range(share.start, share.stop)
-            yield [(i, self.epoch, p) for i, p in zip(self.order[share].tolist(), positions, strict=True)]
+            own = list(zip(self.order[share].tolist(), range(share.start, share.stop), strict=True))
+            yield [(i, self.epoch, p, *([v] * (v > 0))) for v in range(self.views) for i, p in own]
 
 
 class _Decoder(Dataset[_Batch]):
@@ -298,11 +305,11 @@ class _Decoder(Dataset[_Batch]):
     def __getitems__(self, keys: list[_Key]) -> _Batch:
         samples: list[Tensor] = []
         labels, problems = [], []
-        for index, epoch, position in keys:
+        for index, *moment in keys:
             where = _where(self.data, index)
             try:
                 sample, label = self.data[index]
-                rng = np.random.default_rng((self.seed, epoch, position)) if self.train else None
+                rng = np.random.default_rng((self.seed, *moment)) if self.train else None
                 x = _decoded(sample, self.transform, rng, where)
                 if samples and (x.shape, x.dtype) != (samples[0].shape, samples[0].dtype):
                     raise DataError(f"{tuple(x.shape)} is not the shape {tuple(samples[0].shape)} of others; resize it")
