@@ -53,6 +53,10 @@ class Objective(nn.Module):
         """Loss and logits (batch, K) of a batch; `progress` is the share of training that is done."""
         raise NotImplementedError
 
+    def predict(self, network: Network, x: Tensor) -> Tensor:
+        """The classes (batch,) of a batch, in evaluation mode."""
+        return network(x).argmax(1)
+
 
 def at_least(value: float, low: float, name: str) -> float:
     """A hyperparameter that must not be smaller."""

@@ -74,6 +74,10 @@ class CIDER(Objective):
         network.classifier.requires_grad_(False)
         super().prepare(network, total_steps)
 
+    def predict(self, network: Network, x: Tensor) -> Tensor:
+        """The class of the closest prototype."""
+        return (normalised(self.projection(network.features(x))) @ self.prototypes.t()).argmax(1)
+
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss of both views of a batch, and the similarities of the first to the prototypes."""
         u = normalised(self.projection(network.features(x)))

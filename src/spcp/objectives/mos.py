@@ -75,6 +75,10 @@ class MOS(Objective):
         network.classifier = nn.Linear(old.in_features, classes + len(self.groups), device=old.weight.device)
         super().prepare(network, total_steps)
 
+    def predict(self, network: Network, x: Tensor) -> Tensor:
+        """The class that is most probable within its group."""
+        return mos_class_scores(network(x), self.groups).argmax(1)
+
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss, and the probability of each class within its group."""
         z = network(x)

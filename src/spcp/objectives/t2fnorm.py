@@ -39,6 +39,10 @@ class T2FNorm(Objective):
 
         network.classifier.register_forward_pre_hook(scale)
 
+    def predict(self, network: Network, x: Tensor) -> Tensor:
+        """The class of the normalised features."""
+        return network.classifier(normalised(network.features(x))).argmax(1)
+
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss and logits."""
         z = network(x)

@@ -1,0 +1,42 @@
+"""A small run, for tests that start it as a process: `python training_run.py FOLDER METHOD EPOCHS NETWORK`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+from spcp import data, networks, training
+
+
+def benchmark(count: int = 240) -> data.Benchmark:
+    """Blobs of light in one of four corners, 12 x 12 pixels."""
+    rng = torch.Generator().manual_seed(0)
+
+    def part(n: int) -> data.TensorSet:
+        y = torch.arange(n) % 4
+        x = torch.randint(0, 120, (n, 1, 12, 12), generator=rng, dtype=torch.uint8)
+        for i, k in enumerate(y.tolist()):
+            x[i, 0, 6 * (k // 2) : 6 * (k // 2) + 6, 6 * (k % 2) : 6 * (k % 2) + 6] += 100
+        return data.TensorSet("corners", x, y, tuple("abcd"))
+
+    transform = data.ImageTransform(12, 12, (0.3,), (0.25,), padding=1, flip=False)
+    return data.Benchmark("corners", transform, tuple("abcd"), part(count), part(40), part(40))
+
+
+def config(method: str, epochs: int, **changes: object) -> training.Config:
+    settings = {"epochs": epochs, "batch_size": 24, "network": "cnn", "width": 4, "lr": 0.02, "save_every": 0.0}
+    return training.config_for("digits", method, **(settings | changes))
+
+
+def main() -> None:
+    folder, method, epochs, network = sys.argv[1:5]
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    own = networks.mlp(4, inputs=144, width=32) if network == "mlp" else None
+    training.train(config(method, int(epochs)), Path(folder), benchmark=benchmark(), network=own)
+
+
+if __name__ == "__main__":
+    main()
