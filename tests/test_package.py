@@ -67,7 +67,25 @@ def test_the_data_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert set(spcp.data.load_benchmark("birds.toml").near) == {"bats"}
 
 
-PAGES = ["README.md", "CONTRIBUTING.md", *(f"docs/{name}.md" for name in ("architecture", "data", "performance"))]
+@pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_training_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/training.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names: dict[str, object] = {}
+    exec(code, names)
+    assert isinstance(names["network"].classifier, spcp.SPCPLinear)  # type: ignore[attr-defined]
+    from spcp import training
+
+    for method in training.METHODS:
+        assert f"`{method}`" in text, method
+
+
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *(f"docs/{name}.md" for name in ("architecture", "data", "performance", "training")),
+]
 
 
 @pytest.mark.parametrize("name", PAGES)

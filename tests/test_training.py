@@ -145,7 +145,7 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"network": "resnet19"}, "no network 'resnet19'; there are audio_cnn, cnn"),
+        ({"network": "resnet19"}, "no network 'resnet19'; there are resnet18, resnet18_224"),
         ({"options": {"taw": 3}}, "plain: .*taw"),
         ({"start": "nowhere.safetensors"}, r"nowhere.safetensors: there is no such file"),
     ],

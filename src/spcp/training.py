@@ -15,6 +15,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -75,7 +76,7 @@ class Config:
     momentum: float = 0.9
     weight_decay: float = 5e-4
     seed: int = 0
-    precision: str = "32-true"  # as Fabric's
+    precision: str = "auto"  # or as Fabric's: "32-true", "bf16-mixed", ...
     save_every: float = 60.0  # seconds between two saves within an epoch
 
 
@@ -135,10 +136,9 @@ def lr_at(step: int, total: int, config: Config, warmup_steps: int) -> float:
 
 def build_network(config: Config, benchmark: Benchmark) -> Network:
     """The network of a run, for the benchmark's classes and channels."""
-    build = getattr(networks, config.network, None)
-    if build is None or not callable(build) or config.network.startswith("_"):
-        names = [name for name, value in vars(networks).items() if inspect.isfunction(value)]
-        raise DataError(f"no network {config.network!r}; there are {', '.join(sorted(names))}")
+    if config.network not in networks.NETWORKS:
+        raise DataError(f"no network {config.network!r}; there are {', '.join(networks.NETWORKS)}")
+    build: Any = networks.NETWORKS[config.network]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}
     if "inputs" in inspect.signature(build).parameters:
         x, _ = next(iter(benchmark.loader("test", batch_size=1)))
@@ -167,7 +167,13 @@ class TrainingError(RuntimeError):
 
 
 def train(
-    config: Config, folder: str | Path, *, benchmark: Benchmark | None = None, network: Network | None = None
+    config: Config,
+    folder: str | Path,
+    *,
+    benchmark: Benchmark | None = None,
+    network: nn.Module | None = None,
+    loggers: Any = None,
+    until: int | None = None,
 ) -> Path:
     """Train, or go on training, and return the folder of the run.
 
@@ -175,11 +181,16 @@ def train(
         config: the settings; a folder that holds a run with other settings is an error.
         folder: of the run.
         benchmark: instead of the one the config names.
-        network: instead of the one the config names; it must be built alike when the run is resumed.
+        network: instead of the one the config names, any classifier; it must be built alike when the run is resumed.
+        loggers: of Fabric (TensorBoard, CSV, ...), told what `metrics.jsonl` is told.
+        until: stop after so many epochs; the next call goes on.
     """
     folder = Path(folder).expanduser()
     fabric = need("lightning_fabric", "lightning-fabric", "train").Fabric(
-        accelerator="auto", devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")), precision=config.precision
+        accelerator="auto",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        precision=precision_of(config),
+        loggers=loggers,
     )
     fabric.launch()
     _claim(folder, config, fabric.is_global_zero)
@@ -188,18 +199,18 @@ def train(
     if benchmark.train is None:
         raise DataError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)
-    network = network or build_network(config, benchmark)
+    net = build_network(config, benchmark) if network is None else networks.adapt(network)
     if config.start:
-        network.load_state_dict(_load(Path(config.start))[0])
+        net.load_state_dict(_load(Path(config.start))[0])
     objective = _objective(config)
     share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
     loader = benchmark.loader(
         "train", batch_size=config.batch_size, train=True, seed=config.seed, views=objective.views, **share
     )
     total = config.epochs * len(loader)
-    objective.prepare(network, total)
-    network = network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    trainee = Trainee(network, objective)
+    objective.prepare(net, total)
+    net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    trainee = Trainee(net, objective)
     trained = [p for p in trainee.parameters() if p.requires_grad]
     optimizer = torch.optim.SGD(
         trained, lr=config.lr, momentum=config.momentum, nesterov=config.momentum > 0, weight_decay=config.weight_decay
@@ -207,12 +218,13 @@ def train(
     run = _Run(folder, config, trainee, optimizer, fabric.is_global_zero)
     module, sgd = fabric.setup(trainee, optimizer)
     if not run.resume(fabric.device):
-        objective.begin(network, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
-    while run.epoch < config.epochs:
+        objective.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
+    while run.epoch < min(config.epochs, until or config.epochs):
         with _interruptible(run):
             _epoch(run, module, sgd, loader, total, fabric)
-        accuracy = _accuracy(network, objective, benchmark, fabric) if benchmark.val is not None else None
-        run.finish_epoch(accuracy, len(loader))
+        accuracy = _accuracy(net, objective, benchmark, fabric) if benchmark.val is not None else None
+        line = run.finish_epoch(accuracy, _share_cut(net, objective, benchmark, fabric.device))
+        fabric.log_dict({key: value for key, value in line.items() if value is not None}, step=line["epoch"])
     fabric.barrier()
     return folder
 
@@ -282,6 +294,44 @@ def _accuracy(network: Network, objective: Objective, benchmark: Benchmark, fabr
     network.train()
     assert benchmark.val is not None
     return float(fabric.all_reduce(right, reduce_op="sum")) / len(benchmark.val) * 100
+
+
+@torch.no_grad()
+def _share_cut(network: Network, objective: Objective, benchmark: Benchmark, device: torch.device) -> float | None:
+    """The share of contributions above the threshold, of the first training samples; None where nothing is bounded."""
+    head = objective.head(network)
+    if not isinstance(head, SPCPLinear):
+        return None
+    seen: list[Tensor] = []
+    hook = head.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0]))
+    x, _ = next(iter(benchmark.loader("train", batch_size=64, device=device, workers=0)))
+    network.eval(), objective.eval()
+    objective.predict(network, x)
+    network.train(), objective.train()
+    hook.remove()
+    over = sum(int((h[:, None] * head.weight > head.threshold).sum()) for h in seen[0].float().split(1))
+    return over / (len(seen[0]) * head.weight.numel())
+
+
+def _words(line: Mapping[str, Any], epochs: int) -> str:
+    """An epoch in a line."""
+    parts = [f"epoch {line['epoch'] + 1}/{epochs}", f"loss {line['loss']:.4f}", f"accuracy {line['accuracy']:.1f} %"]
+    if line["val_accuracy"] is not None:
+        parts.append(f"validation {line['val_accuracy']:.1f} %")
+    if "threshold" in line:
+        parts.append(f"threshold {line['threshold']:.4g} ({line['cut']:.2%} cut)")
+    return "  ".join((*parts, f"{line['seconds']:.1f} s"))
+
+
+def precision_of(config: Config) -> str:
+    """Fabric's name for the precision; "auto" is bfloat16 where the device computes in it, else float32."""
+    if config.precision != "auto":
+        return config.precision
+    if torch.cuda.is_available():
+        fast = torch.cuda.is_bf16_supported()
+    else:
+        fast = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
+    return "bf16-mixed" if fast else "32-true"
 
 
 def _objective(config: Config) -> Objective:
@@ -361,19 +411,19 @@ class _Run:
         """The layers that are bounded."""
         return [module for module in self.trainee.modules() if isinstance(module, SPCPLinear)]
 
-    def finish_epoch(self, accuracy: float | None, steps: int) -> None:
+    def finish_epoch(self, accuracy: float | None, cut: float | None) -> dict[str, Any]:
         """Write the epoch's line, the weights and the state, in this order."""
         loss, right, seen = self.sums.tolist()
         line: dict[str, Any] = {"epoch": self.epoch, "loss": loss / seen, "accuracy": right / seen * 100}
         line |= {"val_accuracy": accuracy, "lr": self.lr, "seconds": round(self.seconds, 2)}
         for head in self.heads():
-            line["threshold"] = float(head.threshold)
+            line |= {"threshold": float(head.threshold), "cut": cut}
         if self.first:
             path = self.folder / "metrics.jsonl"
             kept = [old for old in _lines(path) if old["epoch"] < self.epoch]
             with written(path) as file:
                 file.write("".join(json.dumps(own) + "\n" for own in (*kept, line)).encode())
-            _log.info("%s", json.dumps(line))
+            print(_words(line, self.config.epochs), file=sys.stderr)
         weights = self.trainee.network.state_dict()
         notes = {"epoch": str(self.epoch), "accuracy": str(accuracy)}
         if self.first:
@@ -384,6 +434,7 @@ class _Run:
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.reset()
         self.save()
+        return line
 
     def save(self) -> None:
         """Write the state."""

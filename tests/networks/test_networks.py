@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from spcp import apply_spcp, find_classifier
-from spcp.networks import Network, audio_cnn, cnn, densenet100, mlp, resnet18, resnet18_224, wideresnet28
+from spcp.networks import Network, adapt, audio_cnn, cnn, densenet100, mlp, resnet18, resnet18_224, wideresnet28
 
 SMALL: dict[str, tuple[Callable[[], Network], tuple[int, ...], int]] = {
     "resnet18": (lambda: resnet18(7, width=8), (3, 32, 32), 64),
@@ -50,6 +50,38 @@ def test_features_and_classifier(name: str) -> None:
     apply_spcp(network, rho_norm=1.0, total_steps=10)
     network.train()(x).sum().backward()
     assert all(p.grad is not None for p in network.parameters())
+
+
+def test_models_of_others() -> None:
+    class Theirs(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.stem = nn.Sequential(nn.Flatten(), nn.Linear(12, 16), nn.ReLU())
+            self.fc = nn.Linear(16, 5)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.stem(x))
+
+    for model, x in (
+        (Theirs(), torch.randn(4, 3, 4)),
+        (nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(4, 6)),
+    ):
+        expected = model(x)
+        parameters = {id(p) for p in model.parameters()}
+        network = adapt(model)
+        assert torch.equal(network(x), expected)
+        assert torch.equal(network.classifier(network.features(x)), expected)
+        assert {id(p) for p in network.parameters()} == parameters
+    ours = cnn(3)
+    assert adapt(ours) is ours
+
+    class Doubled(Theirs):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            z = super().forward(x)
+            return torch.cat([z, z], 1)
+
+    with pytest.raises(ValueError, match="the classifier is not its last step"):
+        adapt(Doubled(), "fc").features(torch.randn(4, 3, 4))
 
 
 @pytest.mark.parametrize("name", SMALL)
