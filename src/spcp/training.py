@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from . import networks, objectives
 from .contributions import SPCPLinear
-from .data import AudioTransform, Benchmark, Loader, load_benchmark
+from .data import AudioTransform, Benchmark, Loader, load_benchmark, take
 from .data.cache import written
 from .data.errors import DataError, need
 from .networks import Network
@@ -207,6 +207,11 @@ def train(
     loader = benchmark.loader(
         "train", batch_size=config.batch_size, train=True, seed=config.seed, views=objective.views, **share
     )
+    validation = benchmark.loader("val", batch_size=512 * fabric.world_size, **share) if benchmark.val else None
+    first = take(benchmark.train, range(min(64, len(benchmark.train))))  # to see what share of contributions is cut
+    some, _ = next(
+        iter(Loader(first, benchmark.transform, batch_size=64, device=fabric.device, workers=0, cache=False))
+    )
     total = config.epochs * len(loader)
     objective.prepare(net, total)
     net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -222,8 +227,8 @@ def train(
     while run.epoch < min(config.epochs, until or config.epochs):
         with _interruptible(run):
             _epoch(run, module, sgd, loader, total, fabric)
-        accuracy = _accuracy(net, objective, benchmark, fabric) if benchmark.val is not None else None
-        line = run.finish_epoch(accuracy, _share_cut(net, objective, benchmark, fabric.device))
+        accuracy = _accuracy(net, objective, validation, fabric) if validation is not None else None
+        line = run.finish_epoch(accuracy, _share_cut(net, objective, some))
         fabric.log_dict({key: value for key, value in line.items() if value is not None}, step=line["epoch"])
     fabric.barrier()
     return folder
@@ -283,28 +288,25 @@ def _interruptible(run: _Run) -> Iterator[None]:
 
 
 @torch.no_grad()
-def _accuracy(network: Network, objective: Objective, benchmark: Benchmark, fabric: Any) -> float:
+def _accuracy(network: Network, objective: Objective, validation: Loader, fabric: Any) -> float:
     """Of the validation data, in percent, over all processes."""
     network.eval()
-    share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
     right = torch.zeros((), device=fabric.device)
-    for x, y in benchmark.loader("val", batch_size=512 * fabric.world_size, **share):
+    for x, y in validation:
         with fabric.autocast():
             right += (objective.predict(network, x) == y).sum()
     network.train()
-    assert benchmark.val is not None
-    return float(fabric.all_reduce(right, reduce_op="sum")) / len(benchmark.val) * 100
+    return float(fabric.all_reduce(right, reduce_op="sum")) / len(validation.data) * 100
 
 
 @torch.no_grad()
-def _share_cut(network: Network, objective: Objective, benchmark: Benchmark, device: torch.device) -> float | None:
-    """The share of contributions above the threshold, of the first training samples; None where nothing is bounded."""
+def _share_cut(network: Network, objective: Objective, x: Tensor) -> float | None:
+    """The share of contributions of some samples above the threshold; None where nothing is bounded."""
     head = objective.head(network)
     if not isinstance(head, SPCPLinear):
         return None
     seen: list[Tensor] = []
     hook = head.register_forward_hook(lambda _, inputs, output: seen.append(inputs[0]))
-    x, _ = next(iter(benchmark.loader("train", batch_size=64, device=device, workers=0)))
     network.eval(), objective.eval()
     objective.predict(network, x)
     network.train(), objective.train()
