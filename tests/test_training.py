@@ -110,6 +110,8 @@ def test_every_method_trains_saves_and_loads(tmp_path: Path, method: str) -> Non
     )
     if "threshold" in lines[-1] and method == "fixed":
         assert lines[-1]["threshold"] == pytest.approx(0.5)
+    for head in (m for m in (*network.modules(), *objective.modules()) if isinstance(m, SPCPLinear)):
+        assert head.updates.item() == (0 if method == "fixed" else epochs * 10)  # one a step, none by validation
     assert training.train(training.read_config(folder), folder, benchmark=own) == folder  # finished: nothing to do
     assert training.read_metrics(folder) == lines
 

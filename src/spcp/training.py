@@ -290,12 +290,12 @@ def _interruptible(run: _Run) -> Iterator[None]:
 @torch.no_grad()
 def _accuracy(network: Network, objective: Objective, validation: Loader, fabric: Any) -> float:
     """Of the validation data, in percent, over all processes."""
-    network.eval()
+    network.eval(), objective.eval()  # validation data must not move a threshold
     right = torch.zeros((), device=fabric.device)
     for x, y in validation:
         with fabric.autocast():
             right += (objective.predict(network, x) == y).sum()
-    network.train()
+    network.train(), objective.train()
     return float(fabric.all_reduce(right, reduce_op="sum")) / len(validation.data) * 100
 
 
