@@ -6,7 +6,9 @@ import ctypes
 import importlib.machinery
 import math
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,26 +18,33 @@ from torch import Tensor
 MANY_SAMPLES, MANY_CLASSES = 128, 512
 
 
-def _load() -> ctypes.CDLL | None:
-    paths = [Path(__file__).with_name("_kernels" + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+def load_library(stem: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | None:
+    """A compiled library beside a module, with the types of its functions' arguments; None if it was not compiled."""
+    paths = [stem.with_name(stem.name + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
     path = next((path for path in paths if path.exists()), None)
     if path is None:
         return None
-    pointer, integer, real = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-    sizes = [integer, integer, integer, ctypes.c_int]  # B, D, K, threads
     try:
         library = ctypes.CDLL(str(path))
-        library.spcp_clip.argtypes = [pointer, pointer, pointer, real, pointer, *sizes]
-        library.spcp_excess.argtypes = [pointer, pointer, pointer, real, pointer, *sizes]
-        library.spcp_excess_grad.argtypes = [pointer, pointer, pointer, real, pointer, pointer, *sizes]
-        library.spcp_quantile.argtypes = [pointer, pointer, ctypes.c_double, pointer, *sizes]
+        for name, types in functions.items():
+            getattr(library, name).argtypes = types
     except (OSError, AttributeError) as error:  # a library it needs is missing, or it is of another version
-        warnings.warn(f"spcp runs without its compiled kernels, slowly: {error}. Install it anew.", stacklevel=2)
+        warnings.warn(f"spcp runs without its compiled {stem.name}, slowly: {error}. Install it anew.", stacklevel=2)
         return None
     return library
 
 
-_library = _load()
+_pointer, _real = ctypes.c_void_p, ctypes.c_float
+_sizes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]  # B, D, K, threads
+_library = load_library(
+    Path(__file__).with_name("_kernels"),
+    {
+        "spcp_clip": [_pointer, _pointer, _pointer, _real, _pointer, *_sizes],
+        "spcp_excess": [_pointer, _pointer, _pointer, _real, _pointer, *_sizes],
+        "spcp_excess_grad": [_pointer, _pointer, _pointer, _real, _pointer, _pointer, *_sizes],
+        "spcp_quantile": [_pointer, _pointer, ctypes.c_double, _pointer, *_sizes],
+    },
+)
 
 
 def available() -> bool:

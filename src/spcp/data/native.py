@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
-import warnings
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ..contributions.native import load_library
 
-def _load() -> ctypes.CDLL | None:
-    paths = [Path(__file__).with_name("_pixels" + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-        library.spcp_cut_1.argtypes = [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6
-    except (OSError, AttributeError) as error:
-        warnings.warn(
-            f"spcp.data runs without its compiled kernel, more slowly: {error}. Install it anew.", stacklevel=2
-        )
-        return None
-    return library
-
-
-_library = _load()
+_library = load_library(
+    Path(__file__).with_name("_pixels"), {"spcp_cut_1": [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6}
+)
 
 
 def available() -> bool:
