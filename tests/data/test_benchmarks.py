@@ -17,8 +17,8 @@ from formats import (
 from PIL import Image
 
 from spcp import data
-from spcp.data.benchmarks import Part, Spec
 from spcp.data.files import CIFAR10_CLASSES
+from spcp.data.openood import Part, Spec
 
 FROG, SNAIL, BARN, LION = "n01641577", "n01944390", "n02793495", "n02129165"  # CIFAR-10 has frogs, CIFAR-100 the others
 OTHERS = [f"n1{k:07d}" for k in range(30)]

@@ -5,7 +5,6 @@
 
 from .audio import AudioTransform as AudioTransform
 from .audio import log_mel as log_mel
-from .benchmarks import BENCHMARKS as BENCHMARKS
 from .benchmarks import Benchmark as Benchmark
 from .benchmarks import load_benchmark as load_benchmark
 from .download import SOURCES as SOURCES
@@ -28,6 +27,7 @@ from .loader import Loader as Loader
 from .loader import prepare as prepare
 from .loader import readable as readable
 from .noise import noise as noise
+from .openood import BENCHMARKS as BENCHMARKS
 from .own import own_benchmark as own_benchmark
 from .own import read as read
 from .own import read_benchmark as read_benchmark

@@ -178,7 +178,7 @@ def download(name: str, root: str | os.PathLike[str] | None = None, *, quiet: bo
     Raises:
         DataError: what went wrong and what to do.
     """
-    source, root = _source(name), _root(root)
+    source, root = _source(name), data_root(root)
     target, area = root / source.result, root / ".downloads" / name
     show = not quiet and sys.stderr is not None and sys.stderr.isatty()
     try:
@@ -209,7 +209,7 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> list[str]:
 
     One line for each file that is missing, changed or unreadable. Files that were added do not count.
     """
-    source, root = _source(name), _root(root)
+    source, root = _source(name), data_root(root)
     manifest = root / ".downloads" / f"{name}.json"
     cure = f"delete {root / source.result} and call download({name!r})"
     try:
@@ -240,7 +240,8 @@ def _source(name: str) -> Source:
     raise DataError(f"There is no data set {name!r}.{hint} The names are {', '.join(sorted(SOURCES))}.")
 
 
-def _root(root: str | os.PathLike[str] | None) -> Path:
+def data_root(root: str | os.PathLike[str] | None) -> Path:
+    """Where data sets live: as given, else `$SPCP_DATA`, else `./data`."""
     return Path(root or os.environ.get("SPCP_DATA") or "data").expanduser()
 
 

@@ -19,7 +19,7 @@ from .errors import DataError
 from .files import Split, array_parts, read_arrays, read_bytes, read_cifar, read_mnist, read_svhn
 from .folders import Bad, read_folder, read_places365, read_texture, read_tin
 from .images import ImageTransform
-from .loader import prepare, readable
+from .loader import IN_MEMORY_SIDE, prepare, readable
 from .noise import channel_statistics, noise
 from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, as_set, labels, on_cpu, take
 
@@ -310,7 +310,7 @@ def _check_kinds(benchmark: Benchmark, noise: bool) -> None:
 def _noise(kind: str, train: DataSet, transform: ImageTransform | AudioTransform | None) -> TensorSet:
     if isinstance(train, TensorSet):
         like: TensorSet | ImageTransform = train
-    elif isinstance(transform, ImageTransform) and transform.crop > 64:
+    elif isinstance(transform, ImageTransform) and transform.crop > IN_MEMORY_SIDE:
         like = transform
     else:
         like = prepare(train, transform)
@@ -350,14 +350,14 @@ def _fitted_images(train: DataSet, options: dict[str, Any]) -> ImageTransform:
         size = options.get("crop", int(min(train.x.shape[2:])) if isinstance(train, TensorSet) else 224)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise DataError(f"transform: size must be a whole number of pixels, not {size!r}")
-    large = size > 64 and not arrays
+    large = size > IN_MEMORY_SIDE and not arrays
     options = {"resize": round(size * 8 / 7) if large else size, "crop": size} | options
     options = {"augment": "resized_crop" if large else "crop"} | options
     channels = len(
         options.get("mean", options.get("std", (0,) * (train.x.shape[1] if isinstance(train, TensorSet) else 3)))
     )
     usual: dict[str, Any] = dict(_IMAGENET if channels == 3 else _GREY)
-    if {"mean", "std"} <= set(options) or size > 64:
+    if {"mean", "std"} <= set(options) or size > IN_MEMORY_SIDE:
         return ImageTransform(**(usual | options))
     half: dict[str, Any] = {"mean": (0.5,) * channels, "std": (0.5,) * channels}
     plain = ImageTransform(**(half | options))

@@ -1,0 +1,217 @@
+"""OpenOOD v1.5's four benchmarks in numbers: sets, counts, lists, transforms, and rules where there are no lists."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from .images import ImageTransform
+from .sets import DataSet, labels
+
+Rule = Callable[[DataSet], Tensor]  # which samples, where there is no list
+
+
+def _first_a_class(n: int) -> Rule:
+    return lambda data: (rank_in_class(labels(data)) < n).nonzero()[:, 0]
+
+
+def _after_first_a_class(n: int) -> Rule:
+    return lambda data: (rank_in_class(labels(data)) >= n).nonzero()[:, 0]
+
+
+def rank_in_class(y: Tensor) -> Tensor:
+    """How many earlier samples have the same label.
+
+    >>> rank_in_class(torch.tensor([3, 5, 3, 3, 5]))
+    tensor([0, 0, 1, 2, 1])
+    """
+    order = y.argsort(stable=True)
+    _, counts = y.unique(return_counts=True)
+    rank = torch.empty_like(y)
+    rank[order] = torch.cat([torch.arange(n) for n in counts.tolist()]) if len(y) else order
+    return rank
+
+
+# TinyImageNet's classes that CIFAR has too; OpenOOD leaves them out (and single images, which only its lists name).
+_TIN_IN_CIFAR = {
+    "cifar10": """n01641577 n01644900 n01855672 n02002724 n02056570 n02058221 n02085620 n02094433 n02099601 n02099712
+        n02106662 n02113799 n02123045 n02123394 n02124075 n02814533 n03100240 n03447447 n03662601 n03670208 n03796401
+        n03977966 n04146614 n04285008""",
+    "cifar100": """n01443537 n01698640 n01742172 n01774384 n01774750 n01944390 n01983481 n02129165 n02132136 n02165456
+        n02206856 n02233338 n02279972 n02281406 n02403003 n02437312 n02480495 n02481823 n02504458 n02793495 n02823428
+        n02843684 n02917067 n03085013 n03179701 n03201208 n03637318 n03649909 n03796401 n03937543 n03983396 n04099969
+        n04146614 n04311004 n04328186 n04366367 n04399382 n04417672 n04465501 n04487081 n07579787 n07720875 n07734744
+        n07747607 n09193705 n09246464 n09428293""",
+}
+
+
+def _tin(benchmark: str, validation: bool) -> Rule:
+    """Of the classes CIFAR lacks, in the order of their ids, every seventh is for validation until there are 20."""
+    known = set(_TIN_IN_CIFAR[benchmark].split())
+
+    def rule(data: DataSet) -> Tensor:
+        free = [k for k, name in enumerate(data.classes) if name not in known]
+        chosen = set(free[::7][:20])
+        wanted = chosen if validation else set(free) - chosen
+        return torch.tensor([i for i, k in enumerate(labels(data).tolist()) if k in wanted])
+
+    return rule
+
+
+@dataclass(frozen=True)
+class Part:
+    """One set of a benchmark: where it comes from, which list names its images, and how many there are."""
+
+    source: str  # a key of _READERS
+    imglist: str  # below benchmark_imglist, without .txt
+    count: int  # 0: any
+    half: str = "test"  # the official half it is taken from
+    rule: Rule | None = None  # where there is no list; None takes all
+    rule_text: str = "all images"
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A benchmark of OpenOOD's in numbers."""
+
+    classes: int
+    transform: ImageTransform
+    train: Part
+    val: Part
+    test: Part
+    ood_val: Mapping[str, Part]
+    near: Mapping[str, Part]
+    far: Mapping[str, Part]
+    shifted: Mapping[str, Part] = field(default_factory=dict)
+
+
+IMAGENET = ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), augment="resized_crop")
+_CORRUPTION_RULE = "image i under corruption i mod 15, severity 1 + (i div 15) mod 5"
+_TIN_TEXT = "classes that CIFAR lacks, {} OOD validation"
+
+
+def _imagenet(name: str, val: int, test: int, shifted: Mapping[str, tuple[str, int]]) -> Spec:
+    """ImageNet and its 200 classes share everything but the known images."""
+    lists = "imagenet/test_{}"
+    return Spec(
+        1000 if name == "imagenet" else 200,
+        IMAGENET,
+        Part(name, f"{name}/train_{name}", 0, "train", rule_text="all training images"),
+        Part(name, f"{name}/val_{name}", val, "val", _first_a_class(5), "first 5 a class"),
+        Part(name, f"{name}/test_{name}", test, "val", _after_first_a_class(5), "all but the first 5 a class"),
+        {
+            "openimage_o": Part(
+                "openimage_o", "imagenet/val_openimage_o", 1763, rule=_first(1763), rule_text="first 1763"
+            )
+        },
+        {
+            "ssb_hard": Part("ssb_hard", lists.format("ssb_hard"), 49000),
+            "ninco": Part("ninco", lists.format("ninco"), 5879),
+        },
+        {
+            "inaturalist": Part("inaturalist", lists.format("inaturalist"), 10000),
+            "texture": Part("texture", lists.format("textures"), 5160),
+            "openimage_o": Part(
+                "openimage_o", lists.format("openimage_o"), 15869, rule=_after(1763), rule_text="all but the first 1763"
+            ),
+        },
+        {key: Part(key, f"{name}/{imglist}", count) for key, (imglist, count) in shifted.items()},
+    )
+
+
+def _first(n: int) -> Rule:
+    return lambda data: torch.arange(min(n, len(data)))
+
+
+def _after(n: int) -> Rule:
+    return lambda data: torch.arange(min(n, len(data)), len(data))
+
+
+def _cifar(name: str, transform: ImageTransform, a_class: int, near: Part, tin: tuple[int, int], places: int) -> Spec:
+    """CIFAR-10 and CIFAR-100 differ in numbers only."""
+    return Spec(
+        1000 // a_class,
+        transform,
+        Part(name, f"{name}/train_{name}", 50000, "train"),
+        Part(name, f"{name}/val_{name}", 1000, rule=_first_a_class(a_class), rule_text=f"first {a_class} a class"),
+        Part(
+            name,
+            f"{name}/test_{name}",
+            9000,
+            rule=_after_first_a_class(a_class),
+            rule_text=f"all but the first {a_class} a class",
+        ),
+        {
+            "tin": Part(
+                "tin", f"{name}/val_tin", tin[0], rule=_tin(name, True), rule_text=_TIN_TEXT.format("20 of them for")
+            )
+        },
+        {
+            near.source: near,
+            "tin": Part(
+                "tin",
+                f"{name}/test_tin",
+                tin[1],
+                rule=_tin(name, False),
+                rule_text=_TIN_TEXT.format("without the 20 of"),
+            ),
+        },
+        {
+            "mnist": Part("mnist", f"{name}/test_mnist", 70000, "all"),
+            "svhn": Part("svhn", f"{name}/test_svhn", 26032),
+            "texture": Part("texture", f"{name}/test_texture", 5640),
+            "places365": Part("places365", f"{name}/test_places365", places),
+        },
+        {"cifar10c": Part("cifar10c", "cifar10/test_cifar10c", 10000, rule_text=_CORRUPTION_RULE)}
+        if name == "cifar10"
+        else {},
+    )
+
+
+BENCHMARKS: Mapping[str, Spec] = {
+    "cifar10": _cifar(
+        "cifar10",
+        ImageTransform(32, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
+        100,
+        Part(
+            "cifar100",
+            "cifar10/test_cifar100",
+            9000,
+            rule=_after_first_a_class(10),
+            rule_text="all but the first 10 a class",
+        ),
+        (1000, 7793),
+        35195,
+    ),
+    "cifar100": _cifar(
+        "cifar100",
+        ImageTransform(32, 32, (0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761)),
+        10,
+        Part("cifar10", "cifar100/test_cifar10", 10000),
+        (972, 6526),
+        33773,
+    ),
+    "imagenet200": _imagenet(
+        "imagenet200",
+        1000,
+        9000,
+        {
+            "imagenet_v2": ("test_imagenet200_v2", 2000),
+            "imagenet_c": ("test_imagenet200_c", 2000),
+            "imagenet_r": ("test_imagenet200_r", 30000),
+        },
+    ),
+    "imagenet": _imagenet(
+        "imagenet",
+        5000,
+        45000,
+        {
+            "imagenet_v2": ("test_imagenet_v2", 10000),
+            "imagenet_c": ("test_imagenet_c", 10000),
+            "imagenet_r": ("test_imagenet_r", 30000),
+        },
+    ),
+}
