@@ -19,7 +19,8 @@ pytest.importorskip("lightning_fabric")
 import training_run
 from safetensors.torch import load_file
 
-from spcp import SPCPLinear, data, training
+from spcp import SPCPLinear, training
+from spcp.errors import InputError
 
 SCRIPT = Path(training_run.__file__)
 pytestmark = [
@@ -153,20 +154,20 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(data.DataError, match=message):
+    with pytest.raises(InputError, match=message):
         training.train(training_run.config("plain", 1, **changes), tmp_path / "r", benchmark=training_run.benchmark())
 
 
 def test_another_run_in_the_folder(tmp_path: Path) -> None:
     own = training_run.benchmark(48)
     training.train(training_run.config("plain", 1), tmp_path / "r", benchmark=own)
-    with pytest.raises(data.DataError, match=r"r: its run has epochs = 1, not 2; choose another folder"):
+    with pytest.raises(InputError, match=r"r: its run has epochs = 1, not 2; choose another folder"):
         training.train(training_run.config("plain", 2), tmp_path / "r", benchmark=own)
-    with pytest.raises(data.DataError, match="no method 'spcq'"):
+    with pytest.raises(InputError, match="no method 'spcq'"):
         training.config_for("digits", "spcq")
-    with pytest.raises(data.DataError, match="a run has no setting 'epoch'"):
+    with pytest.raises(InputError, match="a run has no setting 'epoch'"):
         training.config_for("digits", epoch=3)
-    with pytest.raises(data.DataError, match="name the folder of a run"):
+    with pytest.raises(InputError, match="name the folder of a run"):
         training.read_config(tmp_path)
 
 

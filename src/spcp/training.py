@@ -27,10 +27,10 @@ import torch
 from torch import Tensor, nn
 
 from . import networks, objectives
+from .atomic import written
 from .contributions import SPCPLinear
 from .data import AudioTransform, Benchmark, Loader, load_benchmark, take
-from .data.cache import written
-from .data.errors import DataError, need
+from .errors import InputError, need
 from .networks import Network
 from .objectives import Objective
 from .progress import track
@@ -82,7 +82,6 @@ class Config:
 
 # The paper's settings (SGD with Nesterov momentum, cosine per iteration), and the embedded data's.
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
-    #              network,                    epochs,        batch_size,        lr,        rho_norm
     "cifar10": {"network": "resnet18", "epochs": 100, "batch_size": 128, "lr": 0.1, "rho_norm": 3.0},
     "cifar100": {"network": "resnet18", "epochs": 100, "batch_size": 128, "lr": 0.1, "rho_norm": 0.5},
     "imagenet200": {"network": "resnet18_224", "epochs": 90, "batch_size": 256, "lr": 0.1, "rho_norm": 0.4},
@@ -92,7 +91,6 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 # Where a method departs from them.
 DEPARTURES: Mapping[str, Mapping[str, Any]] = {
     "cider": {"batch_size": 512, "lr": 0.5, "warmup": 10, "weight_decay": 1e-4},
-    "cider+spcp": {"batch_size": 512, "lr": 0.5, "warmup": 10, "weight_decay": 1e-4},
 }
 
 
@@ -103,19 +101,19 @@ def config_for(benchmark: str, method: str = "plain", **changes: Any) -> Config:
     3.0
     """
     if method not in METHODS:
-        raise DataError(f"no method {method!r}; there are {', '.join(METHODS)}")
+        raise InputError(f"no method {method!r}; there are {', '.join(METHODS)}")
     settings = dict(DEFAULTS.get(benchmark, {**DEFAULTS["digits"], "network": "resnet18"}))
     rho_norm = settings.pop("rho_norm")
     if benchmark == "digits" and method.startswith("cider"):
         departures: Mapping[str, Any] = {"batch_size": 200, "lr": 0.1, "warmup": 2}
     else:
-        departures = DEPARTURES.get(method, {})
+        departures = DEPARTURES.get(method.removesuffix("+spcp"), {})
     options = {key: rho_norm if value is None else value for key, value in METHODS[method][1].items()}
     options |= dict(changes.pop("options", {}))
     known = {own.name for own in dataclasses.fields(Config)}
     unknown = sorted(set(changes) - known)
     if unknown:
-        raise DataError(f"a run has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise InputError(f"a run has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
     return Config(
         **(settings | dict(departures) | {"benchmark": benchmark, "method": method, "options": options} | changes)
     )
@@ -137,7 +135,7 @@ def lr_at(step: int, total: int, config: Config, warmup_steps: int) -> float:
 def build_network(config: Config, benchmark: Benchmark) -> Network:
     """The network of a run, for the benchmark's classes and channels."""
     if config.network not in networks.NETWORKS:
-        raise DataError(f"no network {config.network!r}; there are {', '.join(networks.NETWORKS)}")
+        raise InputError(f"no network {config.network!r}; there are {', '.join(networks.NETWORKS)}")
     build: Any = networks.NETWORKS[config.network]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}
     if "inputs" in inspect.signature(build).parameters:
@@ -197,7 +195,7 @@ def train(
     fabric.barrier()
     benchmark = benchmark or load_benchmark(config.benchmark, config.root)
     if benchmark.train is None:
-        raise DataError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
+        raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)
     net = build_network(config, benchmark) if network is None else networks.adapt(network)
     if config.start:
@@ -338,11 +336,11 @@ def precision_of(config: Config) -> str:
 
 def _objective(config: Config) -> Objective:
     if config.method not in METHODS:
-        raise DataError(f"no method {config.method!r}; there are {', '.join(METHODS)}")
+        raise InputError(f"no method {config.method!r}; there are {', '.join(METHODS)}")
     try:
         return METHODS[config.method][0](**config.options)
     except TypeError as error:
-        raise DataError(f"{config.method}: {error}") from error
+        raise InputError(f"{config.method}: {error}") from error
 
 
 def _claim(folder: Path, config: Config, first: bool) -> None:
@@ -353,7 +351,7 @@ def _claim(folder: Path, config: Config, first: bool) -> None:
         ours, theirs = json.loads(text), json.loads(path.read_text())
         other = next((key for key in ours if ours[key] != theirs.get(key) and key != "save_every"), None)
         if other:
-            raise DataError(
+            raise InputError(
                 f"{folder}: its run has {other} = {theirs.get(other)!r}, not {ours[other]!r}; choose another folder"
             )
     elif first:
@@ -368,9 +366,9 @@ def _load(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
         with safetensors.safe_open(path, "pt") as file:
             return {key: file.get_tensor(key) for key in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
     except FileNotFoundError as error:
-        raise DataError(f"{path}: there is no such file; name the weights of a finished run") from error
+        raise InputError(f"{path}: there is no such file; name the weights of a finished run") from error
     except safetensors.SafetensorError as error:
-        raise DataError(f"{path}: damaged ({error}); remove it and start again") from error
+        raise InputError(f"{path}: damaged ({error}); remove it and start again") from error
 
 
 def _save(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
@@ -484,7 +482,7 @@ def read_config(folder: str | Path) -> Config:
     """The settings of a run."""
     path = Path(folder).expanduser() / "config.json"
     if not path.exists():
-        raise DataError(f"{path}: there is no such file; name the folder of a run")
+        raise InputError(f"{path}: there is no such file; name the folder of a run")
     return Config(**json.loads(path.read_text()))
 
 

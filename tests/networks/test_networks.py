@@ -84,11 +84,9 @@ def test_models_of_others() -> None:
         adapt(Doubled(), "fc").features(torch.randn(4, 3, 4))
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])
 def test_channels_last_changes_nothing(name: str) -> None:
     build, shape, _ = SMALL[name]
-    if len(shape) < 3:
-        return
     network, x = build().eval(), torch.randn(2, *shape)
     expected = network(x)
     network = network.to(memory_format=torch.channels_last)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
+
+from ..atomic import written
 
 
 def cache_folder() -> Path | None:
@@ -35,20 +35,6 @@ def key_of(*parts: object) -> str:
         text = repr(part).encode()
         digest.update(f"{len(text)}:".encode() + text)
     return digest.hexdigest()[:32]
-
-
-@contextlib.contextmanager
-def written(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears under its name only when all of it is written."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
 
 
 def cached(key: str, build: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:

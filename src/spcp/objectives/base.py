@@ -58,13 +58,6 @@ class Objective(nn.Module):
         return network(x).argmax(1)
 
 
-def at_least(value: float, low: float, name: str) -> float:
-    """A hyperparameter that must not be smaller."""
-    if not value >= low:
-        raise ValueError(f"{name} must be at least {low:g}, not {value}.")
-    return value
-
-
 def normalised(u: Tensor) -> Tensor:
     """Rows of length 1."""
     return torch.nn.functional.normalize(u, dim=-1)

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective, at_least
+from .base import Objective
 
 
 class CrossEntropy(Objective):
@@ -23,7 +23,9 @@ class CrossEntropy(Objective):
 
     def __init__(self, *, penalty: float = 0.0, **options: Any) -> None:
         super().__init__(**options)
-        self.penalty = at_least(penalty, 0, "penalty")
+        if not penalty >= 0:
+            raise ValueError(f"penalty must be at least 0, not {penalty}.")
+        self.penalty = penalty
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss and logits."""
