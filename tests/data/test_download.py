@@ -609,7 +609,8 @@ def test_leftovers_of_a_killed_process_are_removed(publish, tmp_path: Path) -> N
 
 # Quick, without torch: the package is not imported, only its folder is known.
 CHILD = """
-import json, sys, types
+import json, signal, sys, types
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 for name, folder in (("spcp", sys.argv[1]), ("spcp.data", sys.argv[1] + "/data")):
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
