@@ -6,6 +6,9 @@ The conventional loop is as released code trains: float32, a DataLoader with per
 images in planes. Ours is `spcp.training`: channels_last, bfloat16 where the processor has it, the loader of
 `spcp.data`. The two take turns, an epoch each. Quarter-width ResNet-18 on CIFAR-10. Aim: an epoch at least 2.5 times as
 fast, and an accuracy within a point and a half.
+
+The floor says what float32 leaves room for: the time that the arithmetic of an epoch takes at the speed of a large
+matrix product.
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ from loading import PillowCifar
 from timing import finish, machine
 from torch import nn
 from torch.utils.data import DataLoader
+from torch.utils.flop_counter import FlopCounterMode
 
 from spcp import data, training
 from spcp.networks import resnet18
@@ -61,6 +65,21 @@ def accuracy(network: nn.Module, benchmark: data.Benchmark) -> float:
     return right / len(benchmark.test) * 100
 
 
+def floor(images: int) -> tuple[float, float]:
+    """Operations (1e12) of an epoch's forward and backward passes, and seconds at the speed of a matrix product."""
+    network, x = resnet18(10, width=WIDTH), torch.randn(BATCH, 3, 32, 32)
+    with FlopCounterMode(display=False) as counter:
+        network(x).sum().backward()
+    operations = counter.get_total_flops() * images / BATCH
+    a = torch.randn(2048, 2048)
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        a @ a
+        times.append(time.perf_counter() - start)
+    return operations / 1e12, operations / (2 * 2048**3) * min(times)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
@@ -81,6 +100,8 @@ def main() -> None:
         ours = training.read_metrics(folder)[-1]["seconds"]
         ratios.append(theirs / ours)
         print(f"{epoch + 1:<8}{theirs:>12.1f} s{ours:>8.1f} s{theirs / ours:>7.2f}x", flush=True)
+    operations, seconds = floor(len(usual.loader) * BATCH)
+    print(f"floor in float32: {operations:.1f}e12 operations, {seconds:.0f} s")
     network, _ = training.load_network(folder, benchmark=benchmark)
     mine, other = accuracy(network, benchmark), accuracy(usual.network, benchmark)
     print(f"test accuracy: conventional {other:.2f} %, spcp {mine:.2f} %")

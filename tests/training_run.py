@@ -1,4 +1,7 @@
-"""A small run, for tests that start it as a process: `python training_run.py FOLDER METHOD EPOCHS NETWORK`."""
+"""A small run, for tests that start it as a process.
+
+python training_run.py FOLDER METHOD EPOCHS NETWORK [STRATEGY [UNTIL]]
+"""
 
 from __future__ import annotations
 
@@ -31,11 +34,13 @@ def config(method: str, epochs: int, **changes: object) -> training.Config:
 
 
 def main() -> None:
-    folder, method, epochs, network = sys.argv[1:5]
+    folder, method, epochs, network, *rest = sys.argv[1:]
+    strategy, until = rest[0] if rest else "auto", int(rest[1]) if rest[1:] else None
     torch.set_num_threads(1)
     torch.manual_seed(0)
     own = networks.mlp(4, inputs=144, width=32) if network == "mlp" else None
-    training.train(config(method, int(epochs)), Path(folder), benchmark=benchmark(), network=own)
+    settings = config(method, int(epochs))
+    training.train(settings, Path(folder), benchmark=benchmark(), network=own, strategy=strategy, until=until)
 
 
 if __name__ == "__main__":

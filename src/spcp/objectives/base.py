@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,16 +18,23 @@ class Objective(nn.Module):
     Args:
         rho_norm: bound the contributions to the head's outputs, as SPCP does; 0 leaves them alone.
         beta: of the threshold's moving average; by default from the length of the run.
-        initial_threshold: where the threshold starts.
+        initial_threshold: where the threshold starts, 1000 by default; with `beta=1` it stays there and must be given.
     """
 
     paper: ClassVar[str] = ""
     detector: ClassVar[str] = "energy"  # what the paper scores it with
+    detector_options: ClassVar[Mapping[str, Any]] = {}
+    pretrained: ClassVar[bool] = False  # whether it starts from a trained network
     views: ClassVar[int] = 1  # augmented views of each image in a step: x holds them one after the other
 
-    def __init__(self, *, rho_norm: float = 0.0, beta: float | None = None, initial_threshold: float = 1000.0) -> None:
+    def __init__(
+        self, *, rho_norm: float = 0.0, beta: float | None = None, initial_threshold: float | None = None
+    ) -> None:
         super().__init__()
-        self.rho_norm, self.beta, self.initial_threshold = rho_norm, beta, initial_threshold
+        if beta == 1 and initial_threshold is None:
+            raise ValueError("a fixed threshold needs initial_threshold: the last one of an adaptive run, for example.")
+        self.rho_norm, self.beta = rho_norm, beta
+        self.initial_threshold = 1000.0 if initial_threshold is None else initial_threshold
 
     def head(self, network: Network) -> nn.Linear:
         """The layer whose contributions SPCP bounds."""
@@ -56,6 +63,11 @@ class Objective(nn.Module):
     def predict(self, network: Network, x: Tensor) -> Tensor:
         """The classes (batch,) of a batch, in evaluation mode."""
         return network(x).argmax(1)
+
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features (batch, D) and logits of a batch in evaluation mode: what detectors look at."""
+        h = network.features(x)
+        return h, network.classifier(h)
 
 
 def normalised(u: Tensor) -> Tensor:

@@ -76,7 +76,12 @@ class CIDER(Objective):
 
     def predict(self, network: Network, x: Tensor) -> Tensor:
         """The class of the closest prototype."""
-        return (normalised(self.projection(network.features(x))) @ self.prototypes.t()).argmax(1)
+        return self.outputs(network, x)[1].argmax(1)
+
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Penultimate features, and the similarities to the prototypes."""
+        h = network.features(x)
+        return h, normalised(self.projection(h)) @ self.prototypes.t() / self.tau
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss of both views of a batch, and the similarities of the first to the prototypes."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,7 @@ class SNN(Objective):
 
     paper = "How to Overcome Curse-of-Dimensionality for Out-of-Distribution Detection? (SNN), AAAI 2024"
     detector = "knn"
+    detector_options: ClassVar[Mapping[str, Any]] = {"k": 20}
 
     def __init__(self, *, share: float = 0.25, **options: Any) -> None:
         super().__init__(**options)

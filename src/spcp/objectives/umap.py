@@ -35,6 +35,7 @@ class UMAP(Objective):
     """
 
     paper = "Unleashing Mask: Explore the Intrinsic Out-of-Distribution Detection Capability, ICML 2023"
+    pretrained = True
     eta: Tensor
 
     def __init__(self, *, share: float = 0.8, random_share: float = 0.965, seed: int = 0, **options: Any) -> None:
@@ -82,5 +83,14 @@ class UMAP(Objective):
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss and logits of the masked network."""
+        network.eval()  # the statistics of BatchNorm are frozen too: the unmasked network still classifies
         z = functional_call(network, self.masked_weights(network), (x,))
         return umap_loss(z, y, self.eta), z
+
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Features and logits of the masked network."""
+        seen: list[Tensor] = []
+        hook = network.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+        z = functional_call(network, self.masked_weights(network), (x,))
+        hook.remove()
+        return seen[0], z

@@ -1,0 +1,281 @@
+"""The one training loop, for all methods, on Lightning Fabric."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..contributions import SPCPLinear
+from ..data import Benchmark, Loader, load_benchmark, take
+from ..errors import InputError, need
+from ..networks import Network, adapt
+from ..objectives import Objective
+from .display import Display
+from .run import Run, load_weights
+from .settings import Config, build_network, build_objective, lr_at, precision_of
+
+_log = logging.getLogger("spcp")
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message says where it stopped and what is left."""
+
+
+class Trainee(nn.Module):
+    """Network and objective as one module, so that distributed training sees all of a step."""
+
+    def __init__(self, network: Network, objective: Objective) -> None:
+        super().__init__()
+        self.network, self.objective = network, objective
+
+    def forward(self, x: Tensor, y: Tensor | None = None, progress: float = 0.0) -> tuple[Tensor, Tensor] | Tensor:
+        """Loss and logits; without labels the predicted classes."""
+        if y is None:
+            return self.objective.predict(self.network, x)
+        loss, logits = self.objective(self.network, x, y, progress)
+        return loss, logits
+
+
+def train(
+    config: Config,
+    folder: str | Path,
+    *,
+    benchmark: Benchmark | None = None,
+    network: nn.Module | None = None,
+    objective: Objective | None = None,
+    strategy: Any = "auto",
+    loggers: Any = None,
+    until: int | None = None,
+) -> Path:
+    """Train, or go on training, and return the folder of the run.
+
+    Args:
+        config: the settings; a folder that holds a run with other settings is an error.
+        folder: of the run.
+        benchmark: instead of the one the config names.
+        network: instead of the one the config names, any classifier; it must be built alike when the run is resumed.
+        objective: instead of the method the config names, one's own.
+        strategy: of Fabric, under torchrun: "auto" is data parallel, "fsdp" shards parameters too.
+        loggers: of Fabric (TensorBoard, CSV, ...), told what `metrics.jsonl` is told.
+        until: stop after so many epochs; the next call goes on.
+    """
+    fabric = need("lightning_fabric", "lightning-fabric", "train").Fabric(
+        accelerator="auto",
+        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+        strategy=_sharded() if strategy == "fsdp" else strategy,
+        precision=precision_of(config),
+        loggers=loggers,
+    )
+    fabric.launch()
+    run = Run(Path(folder).expanduser(), config, fabric.is_global_zero)
+    own = objective or build_objective(config)
+    if own.pretrained and network is None and not config.start:
+        raise InputError(f"{config.method}: needs a trained network; name the weights of a run in `start`")
+    benchmark = benchmark or load_benchmark(config.benchmark, config.root)
+    if benchmark.train is None:
+        raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
+    torch.manual_seed(config.seed)
+    net = build_network(config, benchmark) if network is None else adapt(network)
+    if config.start:
+        load_weights(net, Path(config.start).expanduser())
+    run.claim()
+    fabric.barrier()
+
+    share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
+    loader = benchmark.loader(
+        "train", batch_size=config.batch_size, train=True, seed=config.seed, views=own.views, **share
+    )
+    validation = benchmark.loader("val", batch_size=512 * fabric.world_size, **share) if benchmark.val else None
+    first = take(benchmark.train, range(min(64, len(benchmark.train))))  # to see what share of contributions is cut
+    some, _ = next(
+        iter(Loader(first, benchmark.transform, batch_size=64, device=fabric.device, workers=0, cache=False))
+    )
+    own.prepare(net, config.epochs * len(loader))
+    trainee = Trainee(net.to(memory_format=torch.channels_last), own)  # type: ignore[call-overload]
+    module = fabric.setup_module(trainee)  # before the optimizer: sharding makes new parameters
+    sgd = torch.optim.SGD(
+        [p for p in trainee.parameters() if p.requires_grad],
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+        weight_decay=config.weight_decay,
+        fused=None if any(hasattr(p, "full_tensor") for p in trainee.parameters()) else True,  # not for sharded ones
+    )
+    optimizer = fabric.setup_optimizers(sgd)
+    if not run.resume(trainee, sgd, fabric.device):
+        own.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
+
+    with Display(run, len(loader), len(benchmark.train)) as display:
+        while run.epoch < min(config.epochs, until or config.epochs):
+            with _interrupts() as interrupted:
+                _epoch(run, trainee, module, optimizer, loader, fabric, display, interrupted)
+            accuracy = None if validation is None else _accuracy(module, validation, fabric)
+            _join_sums(run, fabric)
+            line = _line(run, trainee, accuracy, _share_cut(module, trainee, some))
+            display.epoch(line)
+            fabric.log_dict({key: value for key, value in line.items() if value is not None}, step=run.epoch)
+            run.finish_epoch(trainee, sgd, line)
+    fabric.barrier()
+    return run.folder
+
+
+def _sharded() -> Any:
+    """Fabric's strategy for PyTorch's FSDP (fully_shard)."""
+    from torch.distributed.fsdp import fully_shard
+
+    if "WORLD_SIZE" not in os.environ:
+        raise InputError('strategy "fsdp": is for several processes; start them with torchrun')
+
+    def shard(module: nn.Module, mesh: Any) -> nn.Module:
+        fully_shard(module, mesh=mesh["data_parallel"])
+        return module
+
+    strategies = need("lightning_fabric.strategies", "lightning-fabric", "train")
+    return strategies.ModelParallelStrategy(
+        shard, data_parallel_size=int(os.environ["WORLD_SIZE"]), tensor_parallel_size=1
+    )
+
+
+def _epoch(
+    run: Run,
+    trainee: Trainee,
+    module: Any,
+    optimizer: Any,
+    loader: Loader,
+    fabric: Any,
+    display: Display,
+    interrupted: threading.Event,
+) -> None:
+    """The rest of an epoch. The device is asked for numbers twice a second at most, and at the end."""
+    config, steps = run.config, len(loader)
+    total, warmup = config.epochs * steps, config.warmup * steps
+    module.train()
+    started = saved = looked = time.perf_counter()
+    for x, y in loader.epoch(run.epoch, run.step):
+        step = run.epoch * steps + run.step
+        run.lr = lr_at(step, total, config, warmup)
+        for group in optimizer.param_groups:
+            group["lr"] = run.lr
+        if x.ndim == 4:
+            x = x.contiguous(memory_format=torch.channels_last)
+        optimizer.zero_grad()
+        loss, logits = module(x, y, step / total)
+        fabric.backward(loss)
+        optimizer.step()
+        run.add(loss.detach(), logits.detach(), y)
+        run.step += 1
+        now, last = time.perf_counter(), run.step == steps
+        due = now - looked > 0.5 or interrupted.is_set()
+        if not (last or (run.step % 50 == 0 if fabric.world_size > 1 else due)):  # several look at the same step
+            continue
+        looked = now
+        _check(run)
+        display.step(_threshold(trainee))
+        stopping, saving = _agreed(fabric, interrupted.is_set(), now - saved > config.save_every)
+        if stopping or (saving and not last):
+            run.seconds += now - started
+            started = saved = now
+            _join_sums(run, fabric)
+            run.save(trainee, optimizer.optimizer)
+        if stopping:
+            _log.warning("stopped in epoch %d; the same command goes on from here: %s", run.epoch + 1, run.folder)
+            raise KeyboardInterrupt
+    run.seconds += time.perf_counter() - started
+
+
+def _agreed(fabric: Any, *flags: bool) -> tuple[bool, ...]:
+    """Whether any process raises a flag, flag by flag."""
+    if fabric.world_size == 1:
+        return flags
+    raised = fabric.all_reduce(torch.tensor(flags, dtype=torch.float32, device=fabric.device), reduce_op="sum")
+    return tuple(flag > 0 for flag in raised.tolist())
+
+
+def _join_sums(run: Run, fabric: Any) -> None:
+    """Let the first process hold what all have summed."""
+    if fabric.world_size > 1:
+        run.sums = fabric.all_reduce(run.sums, reduce_op="sum") * fabric.is_global_zero
+
+
+def _check(run: Run) -> None:
+    """Stop where the loss is not finite; the last save is from before."""
+    if not math.isfinite(float(run.sums[0])):
+        raise TrainingError(
+            f"{run.folder}: the loss is not finite in epoch {run.epoch + 1}, at or before step {run.step}; the last "
+            "state is from before; start anew with a smaller learning rate (lr) or a longer warm-up (warmup)"
+        )
+
+
+@contextlib.contextmanager
+def _interrupts() -> Iterator[threading.Event]:
+    """Let Ctrl-C end the step before it ends the run; a second one ends it at once."""
+    interrupted = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield interrupted
+        return
+
+    def stop(number: int, frame: Any) -> None:
+        if interrupted.is_set():
+            raise KeyboardInterrupt
+        interrupted.set()
+
+    before = signal.signal(signal.SIGINT, stop)
+    try:
+        yield interrupted
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@torch.no_grad()
+def _accuracy(module: Any, validation: Loader, fabric: Any) -> float:
+    """Of the validation data, in percent, over all processes."""
+    module.eval()  # validation data must not move a threshold
+    right = torch.zeros((), device=fabric.device)
+    for x, y in validation:
+        right += (module(x) == y).sum()
+    module.train()
+    return float(fabric.all_reduce(right, reduce_op="sum")) / len(validation.data) * 100
+
+
+@torch.no_grad()
+def _share_cut(module: Any, trainee: Trainee, x: Tensor) -> float | None:
+    """The share of contributions of some samples above the threshold; None where nothing is bounded."""
+    head = trainee.objective.head(trainee.network)
+    if not isinstance(head, SPCPLinear):
+        return None
+    over: list[int] = []
+
+    def count(head: SPCPLinear, inputs: tuple[Tensor], _: Tensor) -> None:  # here sharded weights are whole
+        over.extend(int((h * head.weight > head.threshold).sum()) for h in inputs[0].float())
+
+    hook = head.register_forward_hook(count)
+    module.eval()
+    module(x)
+    module.train()
+    hook.remove()
+    return sum(over) / (len(over) * head.in_features * head.out_features)
+
+
+def _threshold(trainee: Trainee) -> float | None:
+    head = trainee.objective.head(trainee.network)
+    return float(head.threshold) if isinstance(head, SPCPLinear) else None
+
+
+def _line(run: Run, trainee: Trainee, accuracy: float | None, cut: float | None) -> dict[str, Any]:
+    """An epoch in numbers."""
+    loss, right, seen = run.sums.tolist() if run.writes else (0.0, 0.0, 1.0)
+    line: dict[str, Any] = {"epoch": run.epoch, "loss": loss / seen, "accuracy": right / seen * 100}
+    line |= {"val_accuracy": accuracy, "lr": run.lr, "seconds": round(run.seconds, 2)}
+    return line if cut is None else line | {"threshold": _threshold(trainee), "cut": cut}
