@@ -125,7 +125,10 @@ def test_every_method_trains_saves_loads_and_scores(
     network, objective = training.load_network(folder, benchmark=digits)
     with torch.no_grad():
         right = [(objective.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=500)]
-        h, z = objective.outputs(network, next(iter(digits.loader("near/greek", batch_size=50)))[0])
+        x = next(iter(digits.loader("near/greek", batch_size=50)))[0]
+        h, z, k = objective.outputs(network, x)
+        assert torch.equal(k, objective.predict(network, x))
+    assert type(objective)(**objective.options).options == objective.options
     assert torch.cat(right).mean() * 100 == pytest.approx(lines[-1]["val_accuracy"])
     assert h.shape == (50, network.classifier.in_features)
     assert z.shape == (50, 13 if method == "mos" else 10)
@@ -293,6 +296,7 @@ def test_the_papers_settings() -> None:
     )
     assert training.config_for("cifar100", "spcp").options["rho_norm"] == 0.5
     assert training.config_for("imagenet200", "spcp").options["rho_norm"] == 0.4
+    assert training.config_for("imagenet200", "logitnorm+spcp").options["rho_norm"] == 2.0
     cider = training.config_for("cifar10", "cider")
     assert (cider.batch_size, cider.lr, cider.warmup, cider.weight_decay) == (512, 0.5, 10, 1e-4)
     assert training.config_for("cifar100", "cider+spcp").options == {"rho_norm": 0.5, "momentum": 0.5}

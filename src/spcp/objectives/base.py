@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
@@ -60,14 +61,22 @@ class Objective(nn.Module):
         """Loss and logits (batch, K) of a batch; `progress` is the share of training that is done."""
         raise NotImplementedError
 
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features (batch, D), logits (batch, K) and classes (batch,) in evaluation mode: what detectors look at."""
+        h = network.features(x)
+        z = network.classifier(h)
+        return h, z, z.argmax(1)
+
     def predict(self, network: Network, x: Tensor) -> Tensor:
         """The classes (batch,) of a batch, in evaluation mode."""
-        return network(x).argmax(1)
+        return self.outputs(network, x)[2]
 
-    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features (batch, D) and logits of a batch in evaluation mode: what detectors look at."""
-        h = network.features(x)
-        return h, network.classifier(h)
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Objective)]
+        parameters = [own for kind in kinds for own in inspect.signature(kind.__init__).parameters.values()]
+        return {own.name: getattr(self, own.name) for own in parameters if own.kind is own.KEYWORD_ONLY}
 
 
 def normalised(u: Tensor) -> Tensor:

@@ -74,14 +74,11 @@ class CIDER(Objective):
         network.classifier.requires_grad_(False)
         super().prepare(network, total_steps)
 
-    def predict(self, network: Network, x: Tensor) -> Tensor:
-        """The class of the closest prototype."""
-        return self.outputs(network, x)[1].argmax(1)
-
-    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Penultimate features, and the similarities to the prototypes."""
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Penultimate features, the similarities to the prototypes, and the class of the closest one."""
         h = network.features(x)
-        return h, normalised(self.projection(h)) @ self.prototypes.t() / self.tau
+        z = normalised(self.projection(h)) @ self.prototypes.t() / self.tau
+        return h, z, z.argmax(1)
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss of both views of a batch, and the similarities of the first to the prototypes."""

@@ -75,9 +75,16 @@ class MOS(Objective):
         network.classifier = nn.Linear(old.in_features, classes + len(self.groups), device=old.weight.device)
         super().prepare(network, total_steps)
 
-    def predict(self, network: Network, x: Tensor) -> Tensor:
-        """The class that is most probable within its group."""
-        return mos_class_scores(network(x), self.groups).argmax(1)
+    @property
+    def detector_options(self) -> dict[str, Any]:  # type: ignore[override]
+        """The score needs the groups."""
+        return {"groups": [list(group) for group in self.groups]}
+
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features, logits with a column "others" for each group, and the class that is most probable in its group."""
+        h = network.features(x)
+        z = network.classifier(h)
+        return h, z, mos_class_scores(z, self.groups).argmax(1)
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss, and the probability of each class within its group."""

@@ -39,9 +39,10 @@ class T2FNorm(Objective):
 
         network.classifier.register_forward_pre_hook(scale)
 
-    def predict(self, network: Network, x: Tensor) -> Tensor:
-        """The class of the normalised features."""
-        return network.classifier(normalised(network.features(x))).argmax(1)
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features and logits of their own length, and the class of the normalised ones."""
+        h = network.features(x)
+        return h, network.classifier(h), network.classifier(normalised(h)).argmax(1)
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss and logits."""

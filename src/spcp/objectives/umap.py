@@ -87,10 +87,14 @@ class UMAP(Objective):
         z = functional_call(network, self.masked_weights(network), (x,))
         return umap_loss(z, y, self.eta), z
 
-    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Features and logits of the masked network."""
+    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Features and logits of the masked network, and the class of the unmasked one."""
         seen: list[Tensor] = []
         hook = network.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         z = functional_call(network, self.masked_weights(network), (x,))
         hook.remove()
-        return seen[0], z
+        return seen[0], z, self.predict(network, x)
+
+    def predict(self, network: Network, x: Tensor) -> Tensor:
+        """The class of the unmasked network."""
+        return network(x).argmax(1)

@@ -52,11 +52,12 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 }
 OTHERS: Mapping[str, Any] = {**DEFAULTS["digits"], "network": "resnet18"}  # for a user's own data
 
-# Where a method departs from them: on all benchmarks (None), then on one.
+# Where a method departs from them: on all benchmarks (None), then on one; with SPCP as without, if not said otherwise.
 DEPARTURES: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
     ("cider", None): {"batch_size": 512, "lr": 0.5, "warmup": 10, "weight_decay": 1e-4},
     ("cider", "cifar100"): {"options": {"momentum": 0.5}},
     ("cider", "digits"): {"batch_size": 200, "lr": 0.1, "warmup": 2},
+    ("logitnorm+spcp", "imagenet200"): {"options": {"rho_norm": 2.0}},
 }
 
 
@@ -73,8 +74,9 @@ def config_for(benchmark: str, method: str = "plain", **changes: Any) -> Config:
     settings = dict(DEFAULTS.get(benchmark, OTHERS))
     rho_norm = settings.pop("rho_norm")
     options = {key: rho_norm if value is None else value for key, value in _method(method)[1].items()}
-    for scope in (None, benchmark):
-        departure = dict(DEPARTURES.get((method.removesuffix("+spcp"), scope), {}))
+    alone = method.removesuffix("+spcp")
+    for key in ((alone, None), (alone, benchmark), (method, benchmark)):
+        departure = dict(DEPARTURES.get(key, {}))
         options |= departure.pop("options", {})
         settings |= departure
     options |= changes.pop("options", {})
