@@ -7,8 +7,11 @@ import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ..atomic import written
 
@@ -35,6 +38,12 @@ def key_of(*parts: object) -> str:
         text = repr(part).encode()
         digest.update(f"{len(text)}:".encode() + text)
     return digest.hexdigest()[:32]
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor."""
+    array: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def cached(key: str, build: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:

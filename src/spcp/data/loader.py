@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import os
 import warnings
 from collections.abc import Iterator
@@ -23,7 +24,7 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 from ..progress import track
 from . import native
 from .audio import AudioTransform, fixed_length, log_mel
-from .cache import cached, key_of
+from .cache import cached, key_of, raw
 from .errors import DataError, need
 from .folders import Bad
 from .images import ImageTransform, as_image, eval_pixels, train_pixels
@@ -486,3 +487,15 @@ def _key(data: FileSet, transform: Transform) -> str:
     if isinstance(transform, ImageTransform):
         how = (transform.resize, transform.crop, transform.channels, need("PIL", "pillow").__version__)
     return key_of("prepared", str(data.root.resolve()), files, how, "2")
+
+
+def content_key(data: DataSet, transform: Transform) -> str | None:
+    """A short name for the contents of a set, labels included; None for items of somebody else's, which may change."""
+    if isinstance(data, TensorSet):
+        digest = hashlib.sha256(f"{tuple(data.x.shape)} {data.x.dtype}".encode())
+        for tensor in (data.x, data.y):
+            digest.update(raw(tensor))
+        return digest.hexdigest()
+    if isinstance(data, FileSet):
+        return key_of(_key(data, transform), data.y.tolist())
+    return None

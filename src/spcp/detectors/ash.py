@@ -1,0 +1,46 @@
+"""ASH (Djurisic et al., 2023): a sample's smaller features are pruned, the rest changed a little."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from .base import Score, energy
+
+Kind = Literal["b", "s", "p"]
+
+
+def survivors(size: int, percentile: float) -> int:
+    """How many of the features survive: `n - round(n p / 100)`, one at least."""
+    return max(1, size - round(size * percentile / 100))
+
+
+def ash(h: Tensor, percentile: float, kind: Kind) -> Tensor:
+    """The k largest features survive. b: all as sum(h) / k; s: times exp(sum before / sum after); p: as they are."""
+    k = survivors(h.shape[1], percentile)
+    top = h.topk(k, 1)
+    if kind == "b":
+        values = (h.sum(1, keepdim=True) / k).expand(-1, k)
+    elif kind == "s":
+        values = top.values * (h.sum(1, keepdim=True) / top.values.sum(1, keepdim=True)).exp()
+    else:
+        values = top.values
+    return torch.zeros_like(h).scatter_(1, top.indices, values)
+
+
+class ASH(Score):
+    """Energy of the logits of such features."""
+
+    paper = "Extremely Simple Activation Shaping for Out-of-Distribution Detection (ASH), ICLR 2023"
+    formula = "logsumexp(W ash(h) + b)"
+    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}  # noqa: RUF012
+
+    def __init__(self, *, percentile: float = 90.0, kind: Kind = "b") -> None:
+        super().__init__()
+        self.percentile, self.kind = percentile, kind
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return energy(head(ash(h, self.percentile, self.kind)))

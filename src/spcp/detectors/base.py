@@ -1,0 +1,106 @@
+"""What all scores share."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..contributions import SPCPLinear
+from ..errors import InputError
+from ..features import SHARD, Features
+
+
+class Score(nn.Module):
+    """How well samples fit what a network knows: larger is more known.
+
+    A subclass computes `score` from features, logits and the network's head; `fit` sets the buffers named in `state`.
+    The constructor only stores its arguments.
+    """
+
+    paper: ClassVar[str] = ""
+    formula: ClassVar[str] = ""
+    sweep: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values to search among, OpenOOD's
+    fitted_on: ClassVar[Literal["train", "val"] | None] = None
+    state: ClassVar[tuple[str, ...]] = ()
+    needs_inputs: ClassVar[bool] = False  # whether features and logits are not enough
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in self.state:
+            self.register_buffer(name, None)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The arguments of the constructor."""
+        return {name: getattr(self, name) for name in inspect.signature(type(self)).parameters}
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn from the features of known samples: of the training set, or of the validation set, see `fitted_on`."""
+        return self
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,) of features (B, D) and their logits (B, K)."""
+        raise NotImplementedError
+
+    def forward(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """As `score`, after a look at what it needs."""
+        missing = [name for name in self.state if getattr(self, name) is None]
+        if missing:
+            raise InputError(f"{type(self).__name__} is not fitted; call fit with features of known samples first")
+        return self.score(h, z, head)
+
+    @torch.no_grad()
+    def scores(self, data: Features, head: nn.Linear) -> Tensor:
+        """Of a whole set, (N,), part by part."""
+        return torch.cat([self(h, z, head) for h, z, *_ in data.parts()])
+
+    def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
+        for name in self.state:  # fitted buffers have whatever size they came out with
+            if prefix + name in state_dict:
+                self.register_buffer(name, torch.empty_like(state_dict[prefix + name]))
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+
+
+def energy(z: Tensor, T: float = 1.0) -> Tensor:
+    """`T logsumexp(z / T)`"""
+    return T * torch.logsumexp(z / T, 1)
+
+
+def threshold_of(head: nn.Linear) -> Tensor | None:
+    """The bound of a truncating head, None for a plain one."""
+    if isinstance(head, SPCPLinear) and head.rho_norm > 0 and head.truncate in ("both", "infer"):
+        return head.threshold
+    return None
+
+
+def plain_head(head: nn.Linear) -> nn.Linear:
+    """The same head, with the same parameters, but without truncation."""
+    if threshold_of(head) is None:
+        return head
+    other = copy.copy(head)
+    other.__dict__["truncate"] = "neither"
+    return other
+
+
+def entering(h: Tensor, head: nn.Linear) -> Tensor:
+    """What the head's weights are multiplied with: T2FNorm scales features on their way into the head."""
+    for hook in head._forward_pre_hooks.values():
+        changed: Any = hook(head, (h,))
+        if changed is not None:
+            h = changed[0] if isinstance(changed, tuple) else changed
+    return h
+
+
+def chunks(h: Tensor, width: int, budget: int = 1 << 24) -> tuple[Tensor, ...]:
+    """Rows of h a few at a time, such that `width` numbers for each stay within the budget."""
+    return h.split(max(1, min(SHARD, budget // max(1, width)))) if len(h) else (h,)
+
+
+def unit(h: Tensor) -> Tensor:
+    """Rows of length 1."""
+    return nn.functional.normalize(h, dim=1)

@@ -1,0 +1,45 @@
+"""DICE (Sun and Li, 2022): only the weights that contribute most on training data."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+
+from ..features import Features
+from .base import Score, energy, entering
+
+
+def dice_mask(W: Tensor, mean: Tensor, p: float) -> Tensor:
+    """`W * mean(h) > its p-th percentile over all K * D`, (K, D)."""
+    V = W.detach().double() * mean.double()
+    return float(np.percentile(V.cpu().numpy(), p)) < V
+
+
+class DICE(Score):
+    """Energy of the head with its other weights set to 0."""
+
+    paper = "DICE: Leveraging Sparsification for Out-of-Distribution Detection, ECCV 2022"
+    formula = "logsumexp((W * keep) h + b)"
+    fitted_on = "train"
+    state = ("keep",)
+    keep: Tensor
+
+    def __init__(self, *, p: float = 90.0) -> None:
+        super().__init__()
+        self.p = p
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn which weights to keep."""
+        mean = entering(data.moments().whole_mean[None], head)[0].to(head.weight.device)
+        self.keep = dice_mask(head.weight, mean, self.p)
+        return self
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        kept = {"weight": head.weight.detach() * self.keep}
+        logits: Tensor = functional_call(head, kept, (h,))
+        return energy(torch.as_tensor(logits))

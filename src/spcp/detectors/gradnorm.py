@@ -1,0 +1,33 @@
+"""GradNorm (Huang et al., 2021): the size of the gradient towards the uniform prediction, in closed form."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .base import Score, chunks, entering, threshold_of
+
+
+def gradnorm(h: Tensor, z: Tensor, W: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
+    """`sum_k |K p_k - 1| * sum_d |h_d|`; with truncation only over `d` with `W[k,d] h[d] <= threshold`."""
+    pull = (z.shape[1] * z.softmax(1) - 1).abs()  # (B, K)
+    size = h.abs().sum(1)  # (B,)
+    if threshold is None:
+        return size * pull.sum(1)
+    assert W is not None
+    cut = [  # sum_d |h_d| over what is cut, (B, K)
+        torch.einsum("bkd,bd->bk", (own[:, None] * W > threshold).to(h.dtype), own.abs())
+        for own in chunks(h, W.numel())
+    ]
+    return (pull * (size[:, None] - torch.cat(cut))).sum(1)
+
+
+class GradNorm(Score):
+    """The L1 norm of the gradient of the cross-entropy with the uniform distribution, of the last layer's weights."""
+
+    paper = "On the Importance of Gradients for Detecting Distributional Shifts in the Wild (GradNorm), NeurIPS 2021"
+    formula = "||h||_1 sum_k |K p_k - 1|"
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return gradnorm(entering(h, head), z, head.weight.detach(), threshold_of(head))

@@ -1,0 +1,53 @@
+"""ITP: contributions that are small or unusual on training data are pruned."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from ..features import Features
+from .base import Score, chunks, energy, entering, threshold_of
+
+
+class ITP(Score):
+    """Energy of logits without those contributions `c[k,d] = W[k,d] h[d]`.
+
+    `mu` and `sigma` of a class's contributions over its training samples are `W mean` and `|W| std` of their features.
+    A contribution is kept if `mu` is above the p-th percentile of its class, and `c < mu + l sigma`; the rest is 0.
+    With a truncating head, what is kept is bounded too.
+    """
+
+    paper = "ITP: Instance-Aware Test Pruning for Out-of-Distribution Detection, 2024"
+    formula = "logsumexp_k(sum_d c [mu > pct(mu, p)] [c < mu + l sigma] + b)"
+    fitted_on = "train"
+    state = ("keep", "limit")
+    keep: Tensor  # (K, D)
+    limit: Tensor  # (K, D)
+
+    def __init__(self, *, p: float = 10.0, l: float = 2.2) -> None:  # noqa: E741
+        super().__init__()
+        self.p, self.l = p, l
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn what is usual."""
+        moments, W = data.moments(), head.weight.detach().double().cpu()
+        mean = entering(moments.mean[: len(W)], head)
+        scale = entering(torch.ones_like(mean), head)
+        mu = W * mean
+        variance = moments.squares[: len(W)] / (moments.count[: len(W), None] - 1)
+        sigma = W.abs() * scale * variance.sqrt()
+        self.keep = mu > torch.quantile(mu, self.p / 100, dim=1, keepdim=True)
+        self.limit = (mu + self.l * sigma).float()
+        return self.to(head.weight.device)
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        W, threshold, parts = head.weight.detach(), threshold_of(head), []
+        for own in chunks(entering(h, head), W.numel()):
+            c = own[:, None] * W  # (rows, K, D)
+            bounded = c if threshold is None else c.minimum(threshold)
+            parts.append(bounded.masked_fill(~(self.keep & (c < self.limit)), 0).sum(2))
+        logits = torch.cat(parts)
+        return energy(logits if head.bias is None else logits + head.bias.detach())

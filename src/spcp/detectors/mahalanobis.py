@@ -1,0 +1,69 @@
+"""Mahalanobis distance to the closest class (Lee et al., 2018), and relative to all data (Ren et al., 2021)."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+import torch
+from torch import Tensor, nn
+
+from ..features import Features
+from .base import Score
+
+
+def whitening(covariance: Tensor) -> Tensor:
+    """A with `A A' = pinv(covariance)`, (D, rank), for a covariance in float64."""
+    values, vectors = torch.linalg.eigh(covariance)
+    good = values > values[-1] * len(values) * torch.finfo(torch.float64).eps  # as pinv counts the rank
+    return vectors[:, good] / values[good].sqrt()
+
+
+def nearest_distance(h: Tensor, centre: Tensor, whiten: Tensor, means: Tensor) -> Tensor:
+    """The smallest `(h - mu_c)' S^-1 (h - mu_c)`, (B,); `means` are the whitened `mu_c - centre`."""
+    u = (h - centre) @ whiten  # small numbers, so that the square below loses no digits
+    return (u.square().sum(1)[:, None] + means.square().sum(1) - 2 * u @ means.t()).amin(1)
+
+
+class Mahalanobis(Score):
+    """`max_c -(h - mu_c)' S^-1 (h - mu_c)`, one covariance for all classes (MDS)."""
+
+    paper = "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks, NeurIPS 2018"
+    formula = "max_c -(h - mu_c)' S^-1 (h - mu_c)"
+    fitted_on = "train"
+    state: ClassVar[tuple[str, ...]] = ("centre", "whiten", "means")
+    centre: Tensor
+    whiten: Tensor
+    means: Tensor
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn means and covariance."""
+        moments = data.moments()
+        centre, whiten = moments.whole_mean, whitening(moments.covariance())
+        means = (moments.mean[moments.count > 0] - centre) @ whiten
+        self.centre, self.whiten, self.means = centre.float(), whiten.float(), means.float()
+        return self.to(head.weight.device)
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return -nearest_distance(h, self.centre, self.whiten, self.means)
+
+
+class RelativeMahalanobis(Mahalanobis):
+    """The same, less the distance to a single Gaussian of all data (RMDS)."""
+
+    paper = "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection, 2021"
+    formula = "max_c -(h - mu_c)' S^-1 (h - mu_c) + (h - mu)' S_0^-1 (h - mu)"
+    state = ("centre", "whiten", "means", "background")
+    background: Tensor
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn means and both covariances."""
+        super().fit(data, head)
+        moments = data.moments()
+        whole = moments.scatter_around(moments.whole_mean) / moments.rows
+        self.background = whitening(whole).float()
+        return self.to(head.weight.device)
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return super().score(h, z, head) + ((h - self.centre) @ self.background).square().sum(1)

@@ -1,0 +1,23 @@
+"""MaxLogit: the largest logit."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .base import Score
+
+
+def maxlogit(z: Tensor) -> Tensor:
+    """`max_k z_k`"""
+    return z.amax(1)
+
+
+class MaxLogit(Score):
+    """The largest logit."""
+
+    paper = "Scaling Out-of-Distribution Detection for Real-World Settings, ICML 2022"
+    formula = "max_k z_k"
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return maxlogit(z)

@@ -1,0 +1,25 @@
+"""MOS: how unlikely it is that a sample belongs to others, in the group where that is least likely."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from ..objectives import mos
+from .base import Score
+
+
+class MOS(Score):
+    """For networks trained by the objective of the same name; `groups` are its groups."""
+
+    paper = mos.MOS.paper
+    formula = "max_g -p_others"
+
+    def __init__(self, *, groups: Sequence[Sequence[int]]) -> None:
+        super().__init__()
+        self.groups = groups
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return mos.mos_score(z, self.groups)

@@ -1,0 +1,23 @@
+"""MSP: the largest probability."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .base import Score
+
+
+def msp(z: Tensor) -> Tensor:
+    """`max_k p_k`"""
+    return z.softmax(1).amax(1)
+
+
+class MSP(Score):
+    """Maximum softmax probability."""
+
+    paper = "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks, ICLR 2017"
+    formula = "max_k p_k"
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return msp(z)

@@ -1,0 +1,36 @@
+"""NCI (Liu and Qin, 2025): how close a feature is to the weight of its class, seen from the mean."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor, nn
+
+from ..features import Features
+from .base import Score
+
+
+class NCI(Score):
+    """`w_c . (h - mu) / ||h - mu|| + alpha ||h||_1` with c the predicted class."""
+
+    paper = "Detecting Out-of-Distribution through the Lens of Neural Collapse (NCI), CVPR 2025"
+    formula = "w_c . (h - mu) / ||h - mu|| + alpha ||h||_1"
+    sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}  # noqa: RUF012
+    fitted_on = "train"
+    state = ("mean",)
+    mean: Tensor
+
+    def __init__(self, *, alpha: float = 0.0001) -> None:
+        super().__init__()
+        self.alpha = alpha
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn the mean."""
+        self.mean = data.moments().whole_mean.float().to(head.weight.device)
+        return self
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        away = h - self.mean
+        w = head.weight.detach()[z.argmax(1)]
+        return (w * away).sum(1) / away.norm(dim=1) + self.alpha * h.abs().sum(1)

@@ -1,0 +1,41 @@
+"""NNGuide (Park et al., 2023): energy, guided by how close confident training samples are."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from ..features import Features
+from .base import Score, chunks, energy, unit
+
+
+class NNGuide(Score):
+    """`energy(z) * mean of the k largest f . (energy_i f_i)`, over `share` of the training samples, evenly spaced."""
+
+    paper = "Nearest Neighbor Guidance for Out-of-Distribution Detection (NNGuide), ICCV 2023"
+    formula = "energy(z) mean_top-k f . (energy_i f_i)"
+    fitted_on = "train"
+    state = ("bank",)
+    bank: Tensor
+
+    def __init__(self, *, k: int = 100, share: float = 0.01) -> None:
+        super().__init__()
+        self.k, self.share = k, share
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Keep some of the training samples."""
+        guides = torch.cat([energy(z)[:, None] * unit(h) for h, z, *_ in data.parts()])
+        count = max(1, round(self.share * len(guides)))
+        chosen = torch.arange(count) * len(guides) // count
+        self.bank = guides[chosen].to(head.weight.device)
+        return self
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        k = min(self.k, len(self.bank))
+        near = [
+            (own @ self.bank.t()).topk(k, 1, sorted=False).values.mean(1) for own in chunks(unit(h), len(self.bank))
+        ]
+        return energy(z) * torch.cat(near)

@@ -1,0 +1,46 @@
+"""ODIN (Liang et al., 2018): a step towards the predicted class, and a high temperature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .base import Score
+from .msp import msp
+
+
+def odin(logits: Callable[[Tensor], Tensor], x: Tensor, T: float, eps: float, std: Tensor | float = 1.0) -> Tensor:
+    """`msp(z(x - eps / std * sign(grad_x CE(z(x) / T, argmax z))) / T)`"""
+    with torch.enable_grad():
+        x = x.detach().requires_grad_()
+        z = logits(x) / T
+        (gradient,) = torch.autograd.grad(F.cross_entropy(z, z.argmax(1), reduction="sum"), x)
+    with torch.no_grad():
+        return msp(logits(x - eps / std * gradient.sign()) / T)
+
+
+class ODIN(Score):
+    """It needs the network and the input: two more passes, one of them backwards. `std` is the transform's."""
+
+    paper = "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks (ODIN), ICLR 2018"
+    formula = "msp(z(x - eps / std sign(grad CE)) / T)"
+    sweep = {"T": (1.0, 10.0, 100.0, 1000.0), "eps": (0.0014, 0.0028)}  # noqa: RUF012
+    needs_inputs = True
+
+    def __init__(self, *, T: float = 1000.0, eps: float = 0.0014, std: tuple[float, ...] = (1.0,)) -> None:
+        super().__init__()
+        self.T, self.eps, self.std = T, eps, std
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Not from features."""
+        raise NotImplementedError("ODIN needs inputs: score_inputs(logits, x)")
+
+    def score_inputs(self, logits: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Scores (B,) of inputs; `logits` is the network."""
+        std: Any = torch.tensor(self.std, dtype=x.dtype, device=x.device)
+        std = std.view(1, -1, *[1] * (x.ndim - 2)) if x.ndim > 2 else std
+        return odin(logits, x, self.T, self.eps, std)

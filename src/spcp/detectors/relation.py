@@ -1,0 +1,43 @@
+"""Relation graph (Kim et al., 2023): how strongly a sample is tied to training samples that are predicted alike."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from ..features import Features
+from .base import Score, chunks, unit
+
+
+class Relation(Score):
+    """`sum_i r_i^power`, `r_i = relu(f . f_i) (p . p_i)`, ties up to `least` left out."""
+
+    paper = "Neural Relation Graph: A Unified Framework for Identifying Label Noise and Outlier Data, NeurIPS 2023"
+    formula = "sum_i [r_i > 0.03] r_i^power, r_i = relu(f . f_i) (p . p_i)"
+    sweep = {"power": (1, 2, 4, 6, 8)}  # noqa: RUF012
+    fitted_on = "train"
+    state = ("bank", "predictions")
+    bank: Tensor
+    predictions: Tensor
+
+    def __init__(self, *, power: float = 1, least: float = 0.03) -> None:
+        super().__init__()
+        self.power, self.least = power, least
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Keep the training samples."""
+        self.bank = torch.cat([unit(h) for h, *_ in data.parts()])
+        self.predictions = torch.cat([z.softmax(1) for _, z, *_ in data.parts()])
+        return self.to(head.weight.device)
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        sums = []
+        width = len(self.bank)
+        for f, p in zip(chunks(unit(h), width), chunks(z.softmax(1), width), strict=True):
+            ties = (f @ self.bank.t()).relu_().mul_(p @ self.predictions.t())
+            ties = torch.where(ties > self.least, ties, 0)
+            sums.append((ties if self.power == 1 else ties**self.power).sum(1))
+        return torch.cat(sums)

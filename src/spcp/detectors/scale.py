@@ -1,0 +1,30 @@
+"""SCALE (Xu et al., 2024): a sample is scaled by how much of it lies in its largest features."""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .ash import survivors
+from .base import Score, energy
+
+
+def scale(h: Tensor, percentile: float) -> Tensor:
+    """`h exp(sum(h) / sum(its k largest))`; assumes h >= 0."""
+    top = h.topk(survivors(h.shape[1], percentile), 1, sorted=False).values
+    return h * (h.sum(1, keepdim=True) / top.sum(1, keepdim=True)).exp()
+
+
+class SCALE(Score):
+    """Energy of the logits of such features."""
+
+    paper = "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement (SCALE), ICLR 2024"
+    formula = "logsumexp(W h exp(sum h / sum top-k h) + b)"
+    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}  # noqa: RUF012
+
+    def __init__(self, *, percentile: float = 85.0) -> None:
+        super().__init__()
+        self.percentile = percentile
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return energy(head(scale(h, self.percentile)))

@@ -1,0 +1,32 @@
+"""SHE (Zhang et al., 2023): does a sample look like what its class stores?"""
+
+from __future__ import annotations
+
+from typing import Self
+
+from torch import Tensor, nn
+
+from ..features import Features
+from .base import Score
+
+
+class SHE(Score):
+    """`h . m_c`, m_c the mean feature of the predicted class's training samples that are classified rightly."""
+
+    paper = "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization (SHE), ICLR 2023"
+    formula = "h . m_c, c = argmax z"
+    fitted_on = "train"
+    state = ("means",)
+    means: Tensor  # (K, D)
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn the means; a class that is never right stores the mean of all its samples."""
+        right, every = data.moments(correct=True), data.moments()
+        means = every.mean.clone()
+        means[right.count > 0] = right.mean[right.count > 0]
+        self.means = means[: data.classes].float().to(head.weight.device)
+        return self
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return (h * self.means[z.argmax(1)]).sum(1)

@@ -1,0 +1,56 @@
+"""ViM (Wang et al., 2022): energy against what of the features lies outside the principal subspace."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..features import Features
+from .base import Score, energy
+
+
+class ViM(Score):
+    """`logsumexp(z) - alpha ||(h - o) R||`.
+
+    `o = -pinv(W) b`; R holds the eigenvectors of (H - o)' (H - o) beyond the `dim` largest; alpha makes both terms
+    alike on training data. By default `dim` is 1000 from D = 2048 on, else D / 2.
+    """
+
+    paper = "ViM: Out-Of-Distribution with Virtual-logit Matching, CVPR 2022"
+    formula = "logsumexp(z) - alpha ||(h - o) R||"
+    fitted_on = "train"
+    state = ("origin", "residual", "alpha")
+    origin: Tensor
+    residual: Tensor
+    alpha: Tensor
+
+    def __init__(self, *, dim: int | None = None) -> None:
+        super().__init__()
+        self.dim = dim
+
+    def fit(self, data: Features, head: nn.Linear) -> Self:
+        """Learn the subspace."""
+        size = head.in_features
+        dim = (1000 if size >= 2048 else size // 2) if self.dim is None else self.dim
+        if not 0 <= dim < size:
+            raise InputError(f"ViM: dim = {dim} leaves nothing of {size} features; choose one below {size}")
+        W = head.weight.detach().double().cpu()
+        bias = torch.zeros(len(W)) if head.bias is None else head.bias.detach().cpu()
+        origin = -torch.linalg.pinv(W) @ bias.double()
+        scatter = data.moments().scatter_around(origin) / len(data)
+        vectors = torch.linalg.eigh(scatter).eigenvectors  # by rising eigenvalues
+        self.origin, self.residual = origin.float(), vectors[:, : size - dim].float().contiguous()
+        largest = torch.cat([z.amax(1) for _, z, *_ in data.parts()]).double().mean()
+        length = torch.cat([self._length(h) for h, *_ in data.parts()]).double().mean()
+        self.alpha = (largest / length).float()
+        return self.to(head.weight.device)
+
+    def _length(self, h: Tensor) -> Tensor:
+        return ((h - self.origin) @ self.residual).norm(dim=1)
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Scores (B,)."""
+        return energy(z) - self.alpha * self._length(h)

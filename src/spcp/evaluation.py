@@ -1,0 +1,291 @@
+"""Every detector on every set of a benchmark, after one pass over each; and the search for hyperparameters."""
+
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .atomic import written
+from .calibration import build_score
+from .contributions import find_classifier
+from .data import Benchmark, ImageTransform, Loader, load_benchmark
+from .detectors import SCORES, Score, plain_head
+from .errors import InputError
+from .features import Features, build_bank, device_of, evaluating, outputs_of
+from .metrics import mean_and_deviation, metrics
+from .objectives import Objective
+from .progress import track
+from .training import load_network, read_config
+
+# What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
+USUAL = tuple(name for name in SCORES if name not in ("odin", "mos"))
+MEASURES = ("fpr95", "auroc", "aupr_in", "aupr_out", "fpr95_id")
+NAMES = {"fpr95": "FPR95", "auroc": "AUROC", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out", "fpr95_id": "FPR95-id"}
+CONVENTION = (
+    "Percent. FPR95 is OpenOOD's: the share of ID that is flagged when 95 % of OOD is; FPR95-id the share of OOD that "
+    "is accepted when 95 % of ID is."
+)
+
+
+@dataclass(frozen=True)
+class Table:
+    """Results, one row for each detector and set; near and far are the unweighted means over their sets.
+
+    Rows have: detector, options, group ("near", "far", ...), set ("cifar100", ..., or "mean"), the measures in percent,
+    intervals (`auroc_low`, `auroc_high`, ...), accuracy, n_id, n_ood.
+    """
+
+    rows: tuple[Mapping[str, Any], ...]
+    scores: Mapping[tuple[str, str], Tensor]  # by detector and role: for paired tests and figures
+
+    def get(self, detector: str, group: str, name: str = "mean") -> Mapping[str, Any]:
+        """One row.
+
+        >>> Table(({"detector": "msp", "group": "far", "set": "mean", "auroc": 90.0},), {}).get("msp", "far")["auroc"]
+        90.0
+        """
+        for row in self.rows:
+            if (row["detector"], row["group"], row["set"]) == (detector, group, name):
+                return row
+        raise InputError(f"the table has no row for {detector} on {group}/{name}")
+
+    def csv(self) -> str:
+        """All rows."""
+        file = io.StringIO()
+        keys = list(dict.fromkeys(key for row in self.rows for key in row))
+        writer = csv.DictWriter(file, keys, lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(
+            {key: json.dumps(v) if isinstance(v, dict) else v for key, v in row.items()} for row in self.rows
+        )
+        return file.getvalue()
+
+    def json(self) -> str:
+        """All rows."""
+        return json.dumps(list(self.rows), indent=1) + "\n"
+
+    def markdown(self, measures: Sequence[str] = ("fpr95", "auroc")) -> str:
+        """A line for each detector: `FPR95 / AUROC` on every set and group, the best in bold."""
+        header, lines = self._cells(measures, "**{}**")
+        rule = ["---"] * len(header)
+        return "\n".join("| " + " | ".join(own) + " |" for own in (header, rule, *lines)) + f"\n\n{CONVENTION}\n"
+
+    def latex(self, measures: Sequence[str] = ("fpr95", "auroc")) -> str:
+        """The same, as a tabular."""
+        header, lines = self._cells(measures, "\\textbf{{{}}}")
+        body = [" & ".join(own).replace("_", "\\_").replace("%", "\\%") + " \\\\" for own in (header, *lines)]
+        columns = "l" + "c" * (len(header) - 1)
+        text = [f"% {CONVENTION}", f"\\begin{{tabular}}{{{columns}}}", "\\hline", body[0], "\\hline", *body[1:]]
+        return "\n".join([*text, "\\hline", "\\end{tabular}", ""])
+
+    def _cells(self, measures: Sequence[str], bold: str) -> tuple[list[str], list[list[str]]]:
+        columns = list(dict.fromkeys((row["group"], row["set"]) for row in self.rows))
+        names = list(dict.fromkeys(row["detector"] for row in self.rows))
+        where = {(row["detector"], row["group"], row["set"]): row for row in self.rows}
+        title = " / ".join(NAMES[measure] for measure in measures)
+        header = [f"detector ({title})"]
+        header += [f"{group} mean" if name == "mean" else name for group, name in columns]
+        lines = [[name] for name in names]
+        for column in columns:
+            shown = []
+            for name in names:
+                row = where.get((name, *column), {})
+                shown.append([f"{row[measure]:.2f}" if measure in row else "" for measure in measures])
+            for i, measure in enumerate(measures):
+                known = [float(own[i]) for own in shown if own[i]]
+                best = (max if "au" in measure else min)(known, default=None)
+                for own in shown:
+                    if own[i] and float(own[i]) == best:
+                        own[i] = bold.format(own[i])
+            for line, own in zip(lines, shown, strict=True):
+                line.append(" / ".join(own))
+        return header, lines
+
+    def save(self, path: str | Path) -> Path:
+        """As .csv, .json, .md or .tex, by the ending."""
+        path = Path(path).expanduser()
+        forms: dict[str, Callable[[], str]] = {
+            ".csv": self.csv,
+            ".json": self.json,
+            ".md": self.markdown,
+            ".tex": self.latex,
+        }
+        if path.suffix not in forms:
+            raise InputError(f"{path}: ends in none of {', '.join(forms)}; name a file that does")
+        with written(path) as file:
+            file.write(forms[path.suffix]().encode())
+        return path
+
+
+class Evaluation:
+    """A network on a benchmark: one bank for each set, made when it is first asked for."""
+
+    def __init__(
+        self,
+        model: nn.Module | str | Path,
+        benchmark: Benchmark | str | None = None,
+        *,
+        objective: Objective | None = None,
+        head: str = "truncating",
+        classifier: str | None = None,
+        which: str = "last",
+        folder: str | Path | None = None,
+        batch_size: int = 256,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            config = read_config(model)
+            name = benchmark or config.benchmark
+            benchmark = load_benchmark(name, config.root) if isinstance(name, str) else name
+            model, objective = load_network(model, which, benchmark=benchmark)
+        if isinstance(benchmark, str):
+            benchmark = load_benchmark(benchmark)
+        if benchmark is None:
+            raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
+        if head not in ("truncating", "plain"):
+            raise InputError(f'head is {head!r}; it must be "truncating" or "plain"')
+        self.model, self.benchmark, self.objective, self.classifier = model, benchmark, objective, classifier
+        own = find_classifier(model, classifier)[1]
+        self.head = plain_head(own) if head == "plain" else own
+        self.changed = self.head is not own
+        self.folder, self.batch_size = folder, batch_size
+        self._banks: dict[str, Features] = {}
+
+    def features(self, role: str) -> Features:
+        """Of the set "train" or "near/tin", say: by the test transform, in order."""
+        if role not in self._banks:
+            known = self.benchmark.sets()
+            if role not in known:
+                raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(known)}")
+            found = build_bank(
+                self.model,
+                known[role],
+                self.benchmark.transform_of(role),
+                objective=self.objective,
+                classifier=self.classifier,
+                folder=self.folder,
+                batch_size=self.batch_size,
+            )
+            self._banks[role] = found.with_head(self.head) if self.changed else found
+        return self._banks[role]
+
+    def fit(self, score: Score) -> Score:
+        """Fit a score on the set it asks for."""
+        with evaluating(self.model, self.objective):
+            if score.fitted_on:
+                score.fit(self.features(score.fitted_on), self.head)
+        return score
+
+    def scores(self, score: Score, role: str) -> Tensor:
+        """Of a whole set, (N,)."""
+        with evaluating(self.model, self.objective):
+            if not score.needs_inputs:
+                return score.scores(self.features(role), self.head)
+            loader = self.benchmark.loader(role, batch_size=self.batch_size, device=device_of(self.model))
+            return scores_of_inputs(score, self.model, loader, self.objective, self.classifier)
+
+    def search(self, name: str, odd: str | None = None) -> Score:
+        """The best of a detector's sweep: ID validation against OOD validation, largest AUROC, the first on ties.
+
+        Every combination is fitted anew, on the banks alone. `odd` is the role of the OOD set; by default the
+        benchmark's first for validation.
+        """
+        kind = build_score(name, **self.options(name))
+        roles = [role for role in self.benchmark.sets() if role.startswith("ood_val/")]
+        odd = odd or next(iter(roles), None)
+        if odd is None or self.benchmark.val is None:
+            raise InputError(f"{self.benchmark.name}: has no validation sets to search on; give it val and ood_val")
+        best, found = -1.0, kind
+        for values in itertools.product(*kind.sweep.values()):
+            score = self.fit(build_score(name, **(kind.options | dict(zip(kind.sweep, values, strict=True)))))
+            area = metrics(self.scores(score, "val"), self.scores(score, odd), resamples=1).auroc
+            if area > best:
+                best, found = area, score
+        return found if kind.sweep else self.fit(kind)
+
+    def options(self, name: str) -> dict[str, Any]:
+        """What a detector has to be told about this network."""
+        if self.objective is not None and name == self.objective.detector:
+            return dict(self.objective.detector_options)
+        transform = self.benchmark.transform
+        if name == "odin" and isinstance(transform, ImageTransform):
+            return {"std": transform.std}
+        return {}
+
+    def table(self, detectors: Iterable[str] = USUAL, *, search: bool = False, full_spectrum: bool = False) -> Table:
+        """Every detector on every near and far set.
+
+        Args:
+            detectors: names, see `spcp.detectors.SCORES`.
+            search: choose hyperparameters first, see `search`.
+            full_spectrum: count the shifted sets as ID too.
+        """
+        names = list(detectors)
+        groups = {"near": list(self.benchmark.near), "far": list(self.benchmark.far)}
+        shifted = [f"shifted/{name}" for name in self.benchmark.shifted] if full_spectrum else []
+        rows: list[dict[str, Any]] = []
+        kept: dict[tuple[str, str], Tensor] = {}
+        accuracy = self.features("test").accuracy() * 100
+        for name in track(names, "detectors", len(names)):
+            score = self.search(name) if search else self.fit(build_score(name, **self.options(name)))
+            for role in ("test", *shifted, *(f"{group}/{own}" for group, sets in groups.items() for own in sets)):
+                kept[name, role] = self.scores(score, role)
+            known = torch.cat([kept[name, role] for role in ("test", *shifted)])
+            for group, sets in groups.items():
+                if not sets:
+                    continue
+                own = [self._row(name, score, group, one, known, kept[name, f"{group}/{one}"]) for one in sets]
+                mean = {key: sum(row[key] for row in own) / len(own) for key in MEASURES}
+                rows += own
+                rows.append({"detector": name, "options": score.options, "group": group, "set": "mean", **mean})
+        return Table(tuple(row | {"accuracy": accuracy} for row in rows), kept)
+
+    def _row(self, name: str, score: Score, group: str, one: str, known: Tensor, odd: Tensor) -> dict[str, Any]:
+        found = metrics(known, odd)
+        row: dict[str, Any] = {"detector": name, "options": score.options, "group": group, "set": one}
+        row |= {measure: getattr(found, measure) * 100 for measure in MEASURES}
+        for measure in ("auroc", "fpr95"):
+            low, high = getattr(found, f"{measure}_interval")
+            row |= {f"{measure}_low": low * 100, f"{measure}_high": high * 100}
+        return row | {"n_id": found.n_id, "n_ood": found.n_ood}
+
+
+def scores_of_inputs(
+    score: Any, model: nn.Module, loader: Loader, objective: Objective | None = None, classifier: str | None = None
+) -> Tensor:
+    """Scores of a detector that needs the inputs, (N,)."""
+    outputs = outputs_of(model, objective, classifier)
+    return torch.cat([score.score_inputs(lambda own: outputs(own)[1], x).cpu() for x, _ in loader])
+
+
+def evaluate(
+    model: nn.Module | str | Path,
+    benchmark: Benchmark | str | None = None,
+    detectors: Iterable[str] = USUAL,
+    *,
+    search: bool = False,
+    full_spectrum: bool = False,
+    **options: Any,
+) -> Table:
+    """A table of every detector on every set, for a model or the folder of a run.
+
+    `options` are `Evaluation`'s: `head`, `classifier`, `which` ("last" or "best" weights of a run), `folder` for banks.
+    """
+    own = Evaluation(model, benchmark, **options)
+    return own.table(detectors, search=search, full_spectrum=full_spectrum)
+
+
+def over_seeds(
+    tables: Sequence[Table], detector: str, group: str, name: str = "mean"
+) -> dict[str, tuple[float, float]]:
+    """Mean and standard deviation of each measure over runs; a group's deviation is that of the runs' group means."""
+    rows = [table.get(detector, group, name) for table in tables]
+    return {measure: mean_and_deviation([row[measure] for row in rows]) for measure in MEASURES}

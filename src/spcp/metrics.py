@@ -1,0 +1,212 @@
+"""How well scores tell known (ID) from odd (OOD) samples: all measures from one shared sort, exact with ties.
+
+A score is larger for ID. `fpr95` is OpenOOD's: OOD is the positive class, so it is the share of ID that is flagged at
+the threshold that catches at least 95 % of OOD. `fpr95_id` is the other convention, of older work: the share of OOD
+that is accepted at the threshold that accepts at least 95 % of ID. Everything is a share in [0, 1].
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from statistics import NormalDist
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import InputError
+
+Floats = NDArray[np.float64]
+Interval = tuple[float, float]
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """All measures of one pair of sets, see `metrics`."""
+
+    fpr95: float  # OOD positive, OpenOOD's
+    fpr95_id: float  # ID positive
+    auroc: float
+    aupr_in: float  # ID positive
+    aupr_out: float  # OOD positive
+    auroc_interval: Interval  # DeLong
+    fpr95_interval: Interval  # bootstrap
+    n_id: int
+    n_ood: int
+
+
+@dataclass(frozen=True)
+class Counts:
+    """ID and OOD samples at each distinct score, from the lowest to the highest."""
+
+    id: NDArray[np.int64]
+    ood: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, id_scores: ArrayLike, ood_scores: ArrayLike) -> Counts:
+        """The one sort."""
+        known, odd = _scores(id_scores, "ID"), _scores(ood_scores, "OOD")
+        scores = np.concatenate([known, odd])
+        order = np.argsort(scores)
+        ordered = scores[order]
+        last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # of each distinct score
+        below = np.cumsum(order < len(known))[last]  # ID samples up to and with it
+        return cls(np.diff(below, prepend=0), np.diff(last + 1 - below, prepend=0))
+
+
+def _scores(scores: ArrayLike, what: str) -> Floats:
+    """As a flat array of finite numbers."""
+    if hasattr(scores, "detach"):
+        scores = scores.detach().cpu().numpy()
+    array = np.asarray(scores, dtype=np.float64).ravel()
+    if not len(array):
+        raise InputError(f"there are no {what} scores; give at least one")
+    if np.isnan(array).any():
+        raise InputError(f"{int(np.isnan(array).sum())} of {len(array)} {what} scores are NaN; look at the features")
+    return array
+
+
+def metrics(
+    id_scores: ArrayLike, ood_scores: ArrayLike, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
+) -> Metrics:
+    """All measures, with intervals for the AUROC (DeLong) and the FPR95 (bootstrap).
+
+    >>> found = metrics([3.0, 2.0, 1.0], [0.5, 1.5])
+    >>> round(found.auroc, 4), round(found.fpr95, 4)
+    (0.8333, 0.3333)
+    """
+    counts = Counts.of(id_scores, ood_scores)
+    area, variance = auroc_and_variance(counts)
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance)
+    return Metrics(
+        fpr95=_fpr(counts.ood, counts.id),
+        fpr95_id=_fpr(counts.id[::-1], counts.ood[::-1]),
+        auroc=area,
+        aupr_in=_aupr(counts.id[::-1], counts.ood[::-1]),
+        aupr_out=_aupr(counts.ood, counts.id),
+        auroc_interval=(max(0.0, area - half), min(1.0, area + half)),
+        fpr95_interval=_fpr_interval(counts, confidence, resamples, seed),
+        n_id=int(counts.id.sum()),
+        n_ood=int(counts.ood.sum()),
+    )
+
+
+def _needed(n: int, share: float = 0.95) -> int:
+    """How many of n are at least that share of them, as floating point has it: `count / n >= share`."""
+    k = math.ceil(share * n)
+    while k > 1 and (k - 1) / n >= share:
+        k -= 1
+    while k / n < share:
+        k += 1
+    return k
+
+
+def _fpr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
+    """The share of negatives that is flagged when 95 % of positives are; both ordered from the most suspicious on."""
+    at = np.searchsorted(np.cumsum(positive), _needed(int(positive.sum())))
+    return float(negative[: at + 1].sum() / negative.sum())
+
+
+def _aupr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
+    """Trapezoid area under precision over recall, which starts at (0, 1)."""
+    tp, fp = np.cumsum(positive), np.cumsum(negative)
+    end = int(np.searchsorted(tp, tp[-1])) + 1  # recall is 1 from here on
+    tp, fp = tp[:end], fp[:end]
+    precision = np.append(1.0, tp / (tp + fp))
+    recall = np.append(0.0, tp / tp[-1])
+    return float(np.sum(np.diff(recall) * (precision[1:] + precision[:-1])) / 2)
+
+
+def _placements(counts: Counts) -> tuple[Floats, Floats]:
+    """At each distinct score: the share of OOD below it, and the share of ID above it; ties count half."""
+    n, m = counts.id.sum(), counts.ood.sum()
+    ood_below = (np.cumsum(counts.ood) - counts.ood / 2) / m
+    id_above = (n - np.cumsum(counts.id) + counts.id / 2) / n
+    return ood_below, id_above
+
+
+def auroc_and_variance(counts: Counts) -> tuple[float, float]:
+    """The share of pairs in the right order, and its variance by DeLong et al. (1988); NaN for a single sample."""
+    n, m = int(counts.id.sum()), int(counts.ood.sum())
+    ood_below, id_above = _placements(counts)
+    area = float(np.dot(counts.id, ood_below) / n)
+    if n < 2 or m < 2:
+        return area, math.nan
+    of_id = np.dot(counts.id, (ood_below - area) ** 2) / (n - 1) / n
+    of_ood = np.dot(counts.ood, (id_above - area) ** 2) / (m - 1) / m
+    return area, float(of_id + of_ood)
+
+
+def _fpr_interval(counts: Counts, confidence: float, resamples: int, seed: int) -> Interval:
+    """Percentile bootstrap of the FPR95, drawn without resampling a single score.
+
+    The k-th smallest of m draws from the OOD scores is their quantile at a Beta(k, m - k + 1) variable; how many of n
+    ID draws lie up to there is then binomial.
+    """
+    n, m = int(counts.id.sum()), int(counts.ood.sum())
+    rng = np.random.default_rng(seed)
+    k = _needed(m)
+    level = rng.beta(k, m - k + 1, resamples)
+    at = np.searchsorted(np.cumsum(counts.ood) / m, level)
+    share = np.cumsum(counts.id)[np.minimum(at, len(counts.id) - 1)] / n
+    drawn = rng.binomial(n, share) / n
+    low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Whether one score has a larger AUROC than another on the same samples."""
+
+    difference: float  # first minus second
+    interval: Interval
+    p_value: float  # two-sided
+
+
+def compare(
+    id_first: ArrayLike, ood_first: ArrayLike, id_second: ArrayLike, ood_second: ArrayLike, *, confidence: float = 0.95
+) -> Comparison:
+    """The paired test of DeLong et al. (1988): both scores on the same ID and the same OOD samples, in the same order.
+
+    >>> rng = np.random.default_rng(0)
+    >>> truth = rng.normal(size=200) + 1, rng.normal(size=200)
+    >>> noisy = [part + rng.normal(size=200) for part in truth]
+    >>> compare(*truth, *noisy).p_value < 0.05
+    True
+    """
+    first = [_scores(id_first, "ID"), _scores(ood_first, "OOD")]
+    second = [_scores(id_second, "ID"), _scores(ood_second, "OOD")]
+    n, m = map(len, first)
+    if (n, m) != tuple(map(len, second)):
+        raise InputError(
+            f"the first score has {n} ID and {m} OOD samples, the second {len(second[0])} and {len(second[1])}; a "
+            "paired test needs the same samples"
+        )
+    if n < 2 or m < 2:
+        raise InputError(f"{n} ID and {m} OOD samples are too few for a test; give at least 2 of each")
+    (of_id, of_ood), (of_id_2, of_ood_2) = _sample_placements(*first), _sample_placements(*second)
+    difference = float(of_id.mean() - of_id_2.mean())
+    variance = np.var(of_id - of_id_2, ddof=1) / n + np.var(of_ood - of_ood_2, ddof=1) / m
+    deviation = math.sqrt(variance)
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * deviation
+    p_value = math.erfc(abs(difference) / deviation / math.sqrt(2)) if deviation else float(difference == 0)
+    return Comparison(difference, (difference - half, difference + half), p_value)
+
+
+def _sample_placements(known: Floats, odd: Floats) -> tuple[Floats, Floats]:
+    """For each ID sample the share of OOD below it, for each OOD sample the share of ID above it; ties count half."""
+    id_sorted, ood_sorted = np.sort(known), np.sort(odd)
+    below = np.searchsorted(ood_sorted, known, "left") + np.searchsorted(ood_sorted, known, "right")
+    up_to = np.searchsorted(id_sorted, odd, "left") + np.searchsorted(id_sorted, odd, "right")
+    return below / 2 / len(odd), 1 - up_to / 2 / len(known)
+
+
+def mean_and_deviation(values: ArrayLike) -> tuple[float, float]:
+    """Over seeds, as OpenOOD reports them: the deviation divides by n, not n - 1.
+
+    >>> mean_and_deviation([1.0, 3.0])
+    (2.0, 1.0)
+    """
+    array: Any = np.asarray(values, dtype=np.float64)
+    return float(array.mean()), float(array.std())

@@ -1,0 +1,127 @@
+"""Statistics that detectors are fitted with: one stream of rows, constant memory, mergeable across shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+@dataclass
+class Moments:
+    """Counts, means and scatter of features by class, in float64.
+
+    Rows are centred before they are multiplied, and parts are joined as Chan et al. (1983) do it, so a large common
+    mean costs no digits.
+    """
+
+    count: Tensor  # (K,)
+    mean: Tensor  # (K, D)
+    squares: Tensor  # (K, D) sum over a class of (h - its mean)^2
+    scatter: Tensor  # (D, D) sum over all of (h - mean of its class) (h - mean of its class)'
+
+    @classmethod
+    def empty(cls, classes: int, size: int) -> Moments:
+        """Of no rows."""
+        zeros = torch.zeros(classes, size, dtype=torch.float64)
+        return cls(zeros[:, 0].clone(), zeros, zeros.clone(), torch.zeros(size, size, dtype=torch.float64))
+
+    @classmethod
+    def of(cls, h: Tensor, y: Tensor, classes: int) -> Moments:
+        """Of some rows (N, D) with labels (N,)."""
+        own = cls.empty(classes, h.shape[1])
+        h, y = h.detach().float().cpu(), y.cpu()
+        own.count = torch.bincount(y, minlength=classes).double()
+        own.mean.index_add_(0, y, h.double())
+        own.mean /= own.count.clamp(min=1)[:, None]
+        centred = h - own.mean.float()[y]  # what the means lose in float32 is put back below
+        sums = torch.zeros_like(own.mean).index_add_(0, y, centred.double())
+        own.squares.index_add_(0, y, centred.double().square())
+        own.squares -= sums.square() / own.count.clamp(min=1)[:, None]
+        own.scatter = (centred.t() @ centred).double()
+        own.scatter -= sums.t() @ (sums / own.count.clamp(min=1)[:, None])
+        return own
+
+    def merge(self, other: Moments) -> Moments:
+        """Of the rows of both."""
+        count = self.count + other.count
+        share = (other.count / count.clamp(min=1))[:, None]
+        step = other.mean - self.mean
+        weight = self.count[:, None] * share  # n_a n_b / (n_a + n_b)
+        return Moments(
+            count,
+            self.mean + share * step,
+            self.squares + other.squares + weight * step.square(),
+            self.scatter + other.scatter + step.t() @ (weight * step),
+        )
+
+    @property
+    def rows(self) -> float:
+        """How many there were."""
+        return float(self.count.sum())
+
+    @property
+    def whole_mean(self) -> Tensor:
+        """Of all rows, (D,)."""
+        return self.count @ self.mean / self.count.sum().clamp(min=1)
+
+    def covariance(self) -> Tensor:
+        """Of rows less the mean of their class, (D, D), divided by their number."""
+        return self.scatter / self.count.sum().clamp(min=1)
+
+    def scatter_around(self, point: Tensor) -> Tensor:
+        """The sum of (h - point) (h - point)' over all rows, (D, D)."""
+        away = self.mean - point
+        return self.scatter + away.t() @ (self.count[:, None] * away)
+
+
+def moments(parts: Iterable[tuple[Tensor, Tensor]], classes: int, size: int) -> Moments:
+    """Of all parts, each rows (N, D) and labels (N,), one after the other."""
+    whole = Moments.empty(classes, size)
+    for h, y in parts:
+        whole = whole.merge(Moments.of(h, y, classes))
+    return whole
+
+
+def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
+    """The percentile, linearly interpolated, of all numbers in float32 tensors, exactly, in constant memory.
+
+    Floats are ordered as their bits are, once those of negative numbers are turned over. So the upper 16 bits are
+    counted, then the lower 16 bits of those numbers that share the upper bits of the answer: two passes, and counts of
+    parts just add up.
+
+    Args:
+        parts: called for each pass.
+        percent: from 0 to 100.
+    """
+    upper = sum(np.bincount(_ordered(part) >> 16, minlength=1 << 16) for part in parts())
+    total = int(np.sum(upper))
+    if not total:
+        raise ValueError("a percentile needs at least one number")
+    place = (total - 1) * percent / 100
+    low, high = int(np.floor(place)), int(np.ceil(place))
+    ends = np.cumsum(upper)
+    bins = sorted({int(np.searchsorted(ends, rank, "right")) for rank in (low, high)})
+    lower = {own: np.zeros(1 << 16, dtype=np.int64) for own in bins}
+    for part in parts():
+        codes = _ordered(part)
+        for own in bins:
+            lower[own] += np.bincount(codes[codes >> 16 == own] & 0xFFFF, minlength=1 << 16)
+
+    def at(rank: int) -> float:
+        own = int(np.searchsorted(ends, rank, "right"))
+        inside = rank - (int(ends[own - 1]) if own else 0)
+        code = own << 16 | int(np.searchsorted(np.cumsum(lower[own]), inside, "right"))
+        bits = code ^ 0x8000_0000 if code & 0x8000_0000 else ~code & 0xFFFF_FFFF
+        return float(np.array(bits, dtype=np.uint32).view(np.float32))
+
+    return at(low) + (at(high) - at(low)) * (place - low)
+
+
+def _ordered(part: Tensor) -> np.ndarray:
+    """Numbers from 0 to 2^32 - 1 in the order of the floats."""
+    bits = part.detach().float().cpu().contiguous().flatten().numpy().view(np.uint32)
+    return np.where(bits & 0x8000_0000, ~bits, bits | 0x8000_0000).astype(np.int64)

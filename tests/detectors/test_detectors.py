@@ -1,0 +1,251 @@
+"""One battery that every detector passes by being listed, and for each a slow reference, written blind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from spcp import SPCPLinear, detectors
+from spcp.calibration import build_score
+from spcp.detectors import SCORES, Score, plain_head
+from spcp.errors import InputError
+from spcp.features import Features
+
+from . import slow
+
+N, M, D, K = 40, 300, 24, 5
+GROUPS = [[0, 1], [2]]  # two groups, each with its "others": 5 columns
+OPTIONS: dict[str, dict[str, Any]] = {"knn": {"k": 7}, "nnguide": {"k": 9, "share": 0.2}, "mos": {"groups": GROUPS}}
+NAMES = [name for name in SCORES if name != "odin"]
+
+
+def make_head(bounded: bool, seed: int = 0) -> nn.Linear:
+    torch.manual_seed(seed)
+    head = nn.Linear(D, K)
+    nn.init.normal_(head.weight)
+    if bounded:
+        SPCPLinear.convert_(
+            head, rho_norm=1.0, beta=None, total_steps=10, initial_threshold=0.4, truncate="both", subset=None
+        )
+        assert isinstance(head, SPCPLinear)
+        head.updates.fill_(10)
+    return head.eval()
+
+
+def make_data(head: nn.Linear, rows: int, seed: int, offset: float = 0.0) -> Features:
+    """Features of classes that the head tells apart, none below 0."""
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.randint(K, (rows,), generator=rng)
+    h = (torch.randn(rows, D, generator=rng) + head.weight.detach()[y] + offset).relu() + 0.01
+    with torch.no_grad():
+        return Features.of(h, head(h), y)
+
+
+def fitted(name: str, head: nn.Linear) -> Score:
+    return build_score(name, **OPTIONS.get(name, {})).fit(make_data(head, M, 1), head)
+
+
+def reference(name: str, score: Score, head: nn.Linear, data: Features, fit: Features) -> np.ndarray:
+    h, z, W = (own.double().numpy() for own in (data.h, data.z, head.weight.detach()))
+    b = head.bias.detach().double().numpy()
+    H, Z, y = fit.h.double().numpy(), fit.z.double().numpy(), fit.y.numpy()
+    lam = head.threshold.item() if isinstance(head, SPCPLinear) and head.truncate == "both" else None
+    o = score.options
+    guides = torch.arange(60) * 5  # every fifth of 300
+    table: dict[str, Callable[[], np.ndarray]] = {
+        "msp": lambda: slow.msp(z),
+        "maxlogit": lambda: slow.maxlogit(z),
+        "energy": lambda: slow.energy(z),
+        "dice": lambda: slow.dice(h, W, b, H, o["p"], lam),
+        "react": lambda: slow.react(h, W, b, H, o["percentile"], lam),
+        "vra": lambda: slow.vra(h, W, b, H, o["low"], o["high"], lam),
+        "ash": lambda: slow.ash(h, W, b, "b", o["percentile"], lam),
+        "ash-s": lambda: slow.ash(h, W, b, "s", o["percentile"], lam),
+        "ash-p": lambda: slow.ash(h, W, b, "p", o["percentile"], lam),
+        "scale": lambda: slow.scale(h, W, b, o["percentile"], lam),
+        "gradnorm": lambda: slow.gradnorm(h, W, b, lam),
+        "knn": lambda: slow.knn(h, H, o["k"]),
+        "vim": lambda: slow.vim(h, W, b, z, H, Z, D // 2),
+        "mds": lambda: slow.mahalanobis(h, H, y),
+        "rmds": lambda: slow.relative_mahalanobis(h, H, y),
+        "itp": lambda: slow.itp(h, W, b, H, y, o["p"], o["l"], lam),
+        "klm": lambda: slow.klm(z, Z),
+        "gen": lambda: slow.gen(z, o["gamma"], o["M"]),
+        "she": lambda: slow.she(h, z, H, Z, y),
+        "fdbd": lambda: slow.fdbd(h, z, W, H),
+        "nnguide": lambda: slow.nnguide(h, z, H[guides], Z[guides], o["k"]),
+        "nci": lambda: slow.nci(h, z, W, H, o["alpha"]),
+        "relation": lambda: slow.relation(h, z, H, Z, o["power"]),
+        "mos": lambda: slow.mos(z, GROUPS),
+    }
+    return table[name]()
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "truncating"])
+def head(request: pytest.FixtureRequest) -> nn.Linear:
+    return make_head(request.param)
+
+
+@pytest.mark.parametrize("name", NAMES)
+class TestEvery:
+    def test_equals_the_slow_reference(self, name: str, head: nn.Linear) -> None:
+        data, fit = make_data(head, N, 2), make_data(head, M, 1)
+        score = fitted(name, head)
+        expected = reference(name, score, head, data, fit)
+        np.testing.assert_allclose(score.scores(data, head).double().numpy(), expected, rtol=2e-4, atol=2e-4)
+
+    def test_a_plain_head_by_request(self, name: str, head: nn.Linear) -> None:
+        plain = plain_head(head)
+        fit, data = make_data(head, M, 1).with_head(plain), make_data(head, N, 2).with_head(plain)
+        ours = build_score(name, **OPTIONS.get(name, {})).fit(fit, plain)
+        other = make_head(False)
+        theirs = build_score(name, **OPTIONS.get(name, {})).fit(fit, other)
+        torch.testing.assert_close(ours.scores(data, plain), theirs.scores(data, other))
+
+    def test_a_score_does_not_depend_on_the_batch(self, name: str, head: nn.Linear) -> None:
+        data, score = make_data(head, N, 2), fitted(name, head)
+        whole = score.scores(data, head)
+        alone = torch.cat([score(data.h[i : i + 1], data.z[i : i + 1], head).detach() for i in range(N)])
+        order = torch.randperm(N)
+        torch.testing.assert_close(alone, whole, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(
+            score(data.h[order], data.z[order], head).detach(), whole[order], rtol=1e-4, atol=1e-4
+        )
+
+    def test_state_survives(self, name: str, head: nn.Linear, tmp_path: Any) -> None:
+        from safetensors.torch import load_file, save_file
+
+        data, score = make_data(head, N, 2), fitted(name, head)
+        save_file({k: v.contiguous() for k, v in score.state_dict().items()}, tmp_path / "s.safetensors")
+        again = build_score(name, **score.options)
+        again.load_state_dict(load_file(tmp_path / "s.safetensors"))
+        assert torch.equal(again.scores(data, head), score.scores(data, head))
+        assert again.options == score.options
+
+    def test_needs_to_be_fitted(self, name: str, head: nn.Linear) -> None:
+        data, score = make_data(head, N, 2), build_score(name, **OPTIONS.get(name, {}))
+        if not score.state:
+            assert score.fitted_on is None
+            return
+        assert score.fitted_on in ("train", "val")
+        with pytest.raises(InputError, match="is not fitted; call fit"):
+            score.scores(data, head)
+
+    def test_nothing_in_nothing_out(self, name: str, head: nn.Linear) -> None:
+        data = make_data(head, N, 2)
+        assert fitted(name, head)(data.h[:0], data.z[:0], head).shape == (0,)
+
+    def test_shape_dtype_and_no_gradient(self, name: str, head: nn.Linear) -> None:
+        data, score = make_data(head, N, 2), fitted(name, head)
+        found = score.scores(data, head)
+        assert found.shape == (N,)
+        assert found.dtype == torch.float32
+        assert found.isfinite().all()
+        assert not found.requires_grad
+        assert not any(own.requires_grad for own in score.buffers())
+
+    def test_fitting_is_repeatable_and_in_parts(self, name: str, head: nn.Linear) -> None:
+        """A bank in shards fits as one in memory does, and fitting again forgets what was before."""
+        whole, data = make_data(head, M, 1), make_data(head, N, 2)
+        cuts = [slice(0, 100), slice(100, 101), slice(101, M)]
+        sharded = Features([tuple(own[cut] for own in (whole.h, whole.z, whole.y, whole.k)) for cut in cuts])  # type: ignore[misc]
+        score = build_score(name, **OPTIONS.get(name, {})).fit(make_data(head, M, 9), head).fit(sharded, head)
+        torch.testing.assert_close(
+            score.scores(data, head), fitted(name, head).scores(data, head), rtol=1e-4, atol=1e-4
+        )
+
+    def test_half_precision_banks(self, name: str, head: nn.Linear) -> None:
+        data, score = make_data(head, N, 2), fitted(name, head)
+        half = Features.of(data.h.half(), data.z.half(), data.y)
+        found, expected = score.scores(half, head), score.scores(data, head)
+        assert found.dtype == torch.float32
+        assert np.corrcoef(found, expected)[0, 1] > 0.999
+
+    def test_says_what_it_is(self, name: str, head: nn.Linear) -> None:
+        kind, options = SCORES[name]
+        assert kind.paper
+        assert kind.formula
+        assert kind.__doc__
+        known = build_score(name, **OPTIONS.get(name, {})).options
+        assert options.keys() <= known.keys()
+        assert kind.sweep.keys() <= known.keys()
+        for values in kind.sweep.values():
+            assert len(set(values)) == len(values) > 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_class(name: str) -> None:
+    """A network with a single output, where that means anything."""
+    if name == "mos":
+        pytest.skip("groups of one class and others are two outputs")
+    torch.manual_seed(0)
+    head = nn.Linear(D, 1)
+    h = torch.rand(M, D)
+    with torch.no_grad():
+        data = Features.of(h, head(h), torch.zeros(M, dtype=torch.int64))
+    assert build_score(name, **OPTIONS.get(name, {})).fit(data, head).scores(data, head).isfinite().all()
+
+
+def test_far_away_is_less_known() -> None:
+    """What is far from all training data gets a lower score from those that measure distance."""
+    head = make_head(False)
+    far = make_data(head, N, 3, offset=8.0)
+    for name in ("mds", "vim", "knn"):
+        score = fitted(name, head)
+        assert score.scores(far, head).median() < score.scores(make_data(head, N, 2), head).median(), name
+
+
+def test_mahalanobis_keeps_its_digits_far_from_the_origin() -> None:
+    head = make_head(False)
+    near, fit = make_data(head, N, 2), make_data(head, M, 1)
+    expected = detectors.Mahalanobis().fit(fit, head).scores(near, head)
+    moved = [Features.of(own.h + 1000.0, own.z, own.y) for own in (near, fit)]
+    found = detectors.Mahalanobis().fit(moved[1], head).scores(moved[0], head)
+    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+
+
+def test_odin() -> None:
+    """Against the formula, by finite differences: the input moves against the sign of the gradient of its loss."""
+    torch.manual_seed(0)
+    W = torch.randn(3, 6, dtype=torch.float64)
+
+    def logits(x: Tensor) -> Tensor:
+        return x.tanh() @ W.t()
+
+    x = torch.randn(4, 6, dtype=torch.float64)
+    T, eps = 10.0, 0.3
+    moved = x.clone()
+    for i in range(4):
+        k = int(logits(x[i : i + 1]).argmax())
+        for d in range(6):
+            up, down = x[i].clone(), x[i].clone()
+            up[d] += 1e-5
+            down[d] -= 1e-5
+            loss = [-(logits(own[None]) / T).log_softmax(1)[0, k] for own in (up, down)]
+            moved[i, d] -= eps * torch.sign(loss[0] - loss[1])
+    expected = (logits(moved) / T).softmax(1).amax(1)
+    torch.testing.assert_close(detectors.ODIN(T=T, eps=eps).score_inputs(logits, x), expected)
+    image = torch.randn(2, 3, 4, 4)
+    score = detectors.ODIN(T=2.0, eps=0.1, std=(0.5, 1.0, 2.0))
+    found = score.score_inputs(lambda own: own.tanh().mean((2, 3)), image)
+    assert found.shape == (2,)
+    assert not found.requires_grad
+
+
+def test_bad_names_and_options() -> None:
+    with pytest.raises(InputError, match=r"no detector 'enrgy'; there are msp, maxlogit"):
+        build_score("enrgy")
+    with pytest.raises(InputError, match=r"knn: .*'K'"):
+        build_score("knn", K=3)
+    head = make_head(False)
+    with pytest.raises(InputError, match=r"ViM: dim = 24 leaves nothing of 24 features"):
+        detectors.ViM(dim=24).fit(make_data(head, M, 1), head)
+    with pytest.raises(InputError, match="have no label"):
+        detectors.Mahalanobis().fit(Features.of(torch.randn(9, D), torch.randn(9, K)), head)
+    with pytest.raises(InputError, match=r"they must be \(N, D\), \(N, K\) and \(N,\)"):
+        Features.of(torch.randn(9, D), torch.randn(8, K))

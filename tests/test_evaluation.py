@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import csv
+import io
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from spcp import apply_spcp, data
+from spcp.detectors import SCORES
+from spcp.errors import InputError
+from spcp.evaluation import USUAL, Evaluation, Table, evaluate, over_seeds
+from spcp.metrics import metrics
+
+pytest.importorskip("safetensors")
+
+
+def blobs(name: str, n: int, shift: float, seed: int, ood: bool = False) -> data.TensorSet:
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.arange(n) % 3
+    x = torch.randn(n, 6, generator=rng) + 3 * nn.functional.one_hot(y, 6) + shift
+    return data.TensorSet(name, x, torch.full((n,), -1) if ood else y, () if ood else tuple("abc"))
+
+
+def benchmark() -> data.Benchmark:
+    return data.Benchmark(
+        "blobs",
+        None,
+        tuple("abc"),
+        blobs("train", 600, 0, 0),
+        blobs("val", 150, 0, 1),
+        blobs("test", 200, 0, 2),
+        ood_val={"up": blobs("up", 150, 1.5, 3, True)},
+        near={"a": blobs("a", 100, 0.5, 4, True), "b": blobs("b", 120, 1.0, 5, True)},
+        far={"c": blobs("c", 90, 3.0, 6, True)},
+        shifted={"d": blobs("d", 80, 0.3, 7)},
+    )
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 32), nn.ReLU())
+        self.fc = nn.Linear(32, 3)
+        self.seen = [0]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen[0] += len(x)
+        return self.fc(self.body(x))
+
+
+@pytest.fixture(scope="module")
+def net() -> Net:
+    own = apply_spcp(Net(), rho_norm=0.5, total_steps=60)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    train = benchmark().train
+    assert isinstance(train, data.TensorSet)
+    for _ in range(60):
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(own(train.x), train.y).backward()
+        optimizer.step()
+    own.seen[0] = 0
+    return own.eval()
+
+
+def test_every_detector_on_every_set_after_one_pass(net: Net, tmp_path: Path) -> None:
+    own = benchmark()
+    table = evaluate(net, own, folder=tmp_path)
+    assert net.seen[0] == 600 + 150 + 200 + 100 + 120 + 90  # and nothing of what is not asked for
+    assert {row["detector"] for row in table.rows} == set(USUAL)
+    assert set(USUAL) | {"odin", "mos"} == set(SCORES)
+    evaluation = Evaluation(net, own, folder=tmp_path)
+    known, odd = evaluation.features("test"), evaluation.features("near/b")
+    expected = metrics(known.z.logsumexp(1), odd.z.logsumexp(1))
+    row = table.get("energy", "near", "b")
+    assert row["auroc"] == pytest.approx(expected.auroc * 100)
+    assert row["fpr95"] == pytest.approx(expected.fpr95 * 100)
+    assert row["auroc_low"] < row["auroc"] < row["auroc_high"]
+    assert (row["n_id"], row["n_ood"]) == (200, 120)
+    assert row["accuracy"] == pytest.approx(known.accuracy() * 100)
+    mean = table.get("energy", "near")
+    assert mean["auroc"] == pytest.approx((table.get("energy", "near", "a")["auroc"] + row["auroc"]) / 2)
+    assert torch.equal(table.scores["energy", "near/b"], odd.z.logsumexp(1))
+    assert table.get("mds", "far")["auroc"] > 95
+
+
+def test_odin_runs_the_network_again(net: Net, tmp_path: Path) -> None:
+    table = evaluate(net, benchmark(), ["odin", "msp"], folder=tmp_path)
+    assert table.get("odin", "far")["auroc"] != table.get("msp", "far")["auroc"]
+
+
+def test_a_plain_head_by_request(net: Net, tmp_path: Path) -> None:
+    plain = evaluate(net, benchmark(), ["energy"], head="plain", folder=tmp_path)
+    truncated = evaluate(net, benchmark(), ["energy"], folder=tmp_path)
+    assert plain.get("energy", "near") != truncated.get("energy", "near")
+    h = Evaluation(net, benchmark(), folder=tmp_path).features("near/a").h
+    with torch.no_grad():
+        z = nn.functional.linear(h, net.fc.weight, net.fc.bias)
+    torch.testing.assert_close(plain.scores["energy", "near/a"], z.logsumexp(1))
+
+
+def test_shifted_sets_count_as_known_by_request(net: Net, tmp_path: Path) -> None:
+    found = evaluate(net, benchmark(), ["energy"], full_spectrum=True, folder=tmp_path)
+    assert found.get("energy", "far", "c")["n_id"] == 280
+
+
+def test_search_takes_the_first_of_the_best_without_another_pass(net: Net, tmp_path: Path) -> None:
+    evaluation = Evaluation(net, benchmark(), folder=tmp_path)
+    evaluation.search("react")
+    passed = net.seen[0]
+    for name in ("react", "knn", "ash", "vra", "gen"):
+        found = evaluation.search(name)
+        kind, options = SCORES[name]
+        areas = {}
+        for values in itertools.product(*kind.sweep.values()):
+            score = kind(**{**options, **dict(zip(kind.sweep, values, strict=True))})
+            if score.fitted_on:
+                score.fit(evaluation.features(score.fitted_on), evaluation.head)
+            known, odd = (score.scores(evaluation.features(role), evaluation.head) for role in ("val", "ood_val/up"))
+            areas[values] = metrics(known, odd).auroc
+        best = next(values for values in areas if areas[values] == max(areas.values()))
+        assert tuple(found.options[key] for key in kind.sweep) == best, name
+    assert net.seen[0] <= passed + 600  # the training set, once
+    bare = Evaluation(net, data.Benchmark("bare", None, tuple("abc"), benchmark().train, None, benchmark().test))
+    with pytest.raises(InputError, match="has no validation sets to search on"):
+        bare.search("knn")
+
+
+def test_forms_of_a_table(net: Net, tmp_path: Path) -> None:
+    table = evaluate(net, benchmark(), ["msp", "mds"], folder=tmp_path)
+    rows = list(csv.DictReader(io.StringIO(table.csv())))
+    assert len(rows) == len(table.rows) == 10
+    assert float(rows[0]["auroc"]) == table.rows[0]["auroc"]
+    assert json.loads(table.json())[3]["set"] == table.rows[3]["set"]
+    lines = table.markdown().splitlines()
+    assert lines[0] == "| detector (FPR95 / AUROC) | a | b | near mean | c | far mean |"
+    assert [line.split(" | ")[0] for line in lines[2:4]] == ["| msp", "| mds"]
+    best = max(table.get(name, "far", "c")["auroc"] for name in ("msp", "mds"))
+    assert f"**{best:.2f}**" in table.markdown()
+    assert "OpenOOD's" in lines[-1]
+    assert f"\\textbf{{{best:.2f}}}" in table.latex()
+    assert table.latex().count("\\\\") == 3
+    for ending in ("csv", "json", "md", "tex"):
+        assert table.save(tmp_path / f"t.{ending}").read_text()
+    with pytest.raises(InputError, match=r"t.xls: ends in none of"):
+        table.save(tmp_path / "t.xls")
+
+
+def test_over_seeds() -> None:
+    def one(value: float) -> Table:
+        row: dict[str, Any] = {"detector": "msp", "group": "near", "set": "mean"}
+        return Table((row | dict.fromkeys(("fpr95", "auroc", "aupr_in", "aupr_out", "fpr95_id"), value),), {})
+
+    assert over_seeds([one(90.0), one(94.0)], "msp", "near")["auroc"] == (92.0, 2.0)
+    with pytest.raises(InputError, match="no row for msp on far/mean"):
+        over_seeds([one(90.0)], "msp", "far")
+
+
+@pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_run_is_evaluated_by_its_folder(tmp_path: Path) -> None:
+    import training_run
+
+    from spcp import training
+
+    own = training_run.benchmark()
+    odd = data.noise("uniform", own.test, 40)
+    own = data.Benchmark(own.name, own.transform, own.classes, own.train, own.val, own.test, far={"noise": odd})
+    folder = training.train(training_run.config("spcp", 2), tmp_path / "run", benchmark=own)
+    table = evaluate(folder, own, ["energy", "knn"], folder=tmp_path)
+    assert table.get("energy", "far", "noise")["n_ood"] == 40
+    best = evaluate(folder, own, ["energy"], folder=tmp_path, which="best")
+    assert best.get("energy", "far")["auroc"] >= 0
+    with pytest.raises(InputError, match="name the folder of a run"):
+        evaluate(tmp_path / "nothing", own)
+    with pytest.raises(InputError, match="needs a benchmark"):
+        evaluate(nn.Linear(2, 2))

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors import slow
+from hypothesis import given
+from hypothesis import strategies as st
+from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
+
+from spcp.errors import InputError
+from spcp.metrics import Counts, auroc_and_variance, compare, mean_and_deviation, metrics
+
+scores = st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5)), min_size=1, max_size=40)
+
+
+@given(scores, scores)
+def test_all_measures_equal_scikit_learns(known: list[float], odd: list[float]) -> None:
+    """With few distinct values, so that ties abound."""
+    found = metrics(known, odd)
+    values = np.array(known + odd)
+    is_id = np.array([1] * len(known) + [0] * len(odd))
+    assert found.auroc == pytest.approx(roc_auc_score(is_id, values), abs=1e-12)
+    for flagged, sign, fpr in ((1 - is_id, -1, found.fpr95), (is_id, 1, found.fpr95_id)):
+        false, true, _ = roc_curve(flagged, sign * values, drop_intermediate=False)
+        assert fpr == pytest.approx(false[np.argmax(true >= 0.95)], abs=1e-12)
+    for positive, sign, area in ((is_id, 1, found.aupr_in), (1 - is_id, -1, found.aupr_out)):
+        precision, recall, _ = precision_recall_curve(positive, sign * values)
+        assert area == pytest.approx(auc(recall, precision), abs=1e-12)
+    assert (found.n_id, found.n_ood) == (len(known), len(odd))
+
+
+@given(scores, scores)
+def test_all_measures_equal_the_slow_reference(known: list[float], odd: list[float]) -> None:
+    found = metrics(known, odd)
+    a, b = np.array(known), np.array(odd)
+    for name in ("auroc", "fpr95", "fpr95_id", "aupr_in", "aupr_out"):
+        assert getattr(found, name) == pytest.approx(getattr(slow, name)(a, b), abs=1e-12), name
+    if min(len(a), len(b)) > 1:
+        _, variance = auroc_and_variance(Counts.of(a, b))
+        assert variance == pytest.approx(slow.delong_variance(a, b), abs=1e-12)
+
+
+def test_all_ties() -> None:
+    found = metrics(np.zeros(30), np.zeros(20))
+    assert (found.auroc, found.fpr95, found.fpr95_id) == (0.5, 1.0, 1.0)
+
+
+def test_large_samples_equal_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    known, odd = rng.normal(1, 1, 60_000).round(3), rng.normal(0, 1, 40_000).round(3)
+    found = metrics(known, odd)
+    is_id = np.repeat([1, 0], [60_000, 40_000])
+    assert found.auroc == pytest.approx(roc_auc_score(is_id, np.concatenate([known, odd])), abs=1e-12)
+    precision, recall, _ = precision_recall_curve(is_id, np.concatenate([known, odd]))
+    assert found.aupr_in == pytest.approx(auc(recall, precision), abs=1e-12)
+
+
+def test_intervals_cover() -> None:
+    """In 400 draws, the intervals hold the true values about as often as they say."""
+    rng = np.random.default_rng(0)
+    truth = metrics(rng.normal(1, 1, 400_000), rng.normal(0, 1, 400_000))
+    hits = np.zeros(2)
+    for _ in range(400):
+        found = metrics(rng.normal(1, 1, 300), rng.normal(0, 1, 300), confidence=0.9, resamples=300)
+        hits += (
+            found.auroc_interval[0] <= truth.auroc <= found.auroc_interval[1],
+            (found.fpr95_interval[0] <= truth.fpr95 <= found.fpr95_interval[1]),
+        )
+    assert (hits / 400 > 0.85).all()
+    assert (hits / 400 < 0.95).all()
+
+
+def test_the_bootstrap_is_a_bootstrap() -> None:
+    """The same distribution as that of resampled scores."""
+    rng = np.random.default_rng(0)
+    known, odd = rng.normal(1, 1, 50).round(1), rng.normal(0, 1, 40).round(1)
+    low, high = metrics(known, odd, resamples=20_000).fpr95_interval
+    drawn = [slow.fpr95(rng.choice(known, 50), rng.choice(odd, 40)) for _ in range(4000)]
+    assert low == pytest.approx(np.quantile(drawn, 0.025), abs=0.021)
+    assert high == pytest.approx(np.quantile(drawn, 0.975), abs=0.021)
+
+
+def test_the_paired_test_keeps_its_level_and_finds_differences() -> None:
+    rng = np.random.default_rng(0)
+    rejected, found = 0, 0
+    for _ in range(400):
+        parts = [rng.normal(1, 1, 100), rng.normal(0, 1, 100)]
+        twins = [[own + rng.normal(0, 0.7, 100) for own in parts] for _ in range(2)]
+        rejected += compare(*twins[0], *twins[1]).p_value < 0.1
+        better = compare(*parts, *twins[0])
+        found += better.p_value < 0.1 and better.difference > 0
+    assert 20 <= rejected <= 62  # 40 of 400 expected
+    assert found > 180
+
+
+def test_the_paired_test_by_hand() -> None:
+    found = compare([1.0, 2.0, 3.0], [0.0, 1.5], [3.0, 2.0, 1.0], [2.5, 0.0])
+    first = np.array([0.5, 1, 1]), np.array([1, 2 / 3])
+    second = np.array([1, 0.5, 0.5]), np.array([1 / 3, 1])
+    variance = np.var(first[0] - second[0], ddof=1) / 3 + np.var(first[1] - second[1], ddof=1) / 2
+    assert found.difference == pytest.approx(first[0].mean() - second[0].mean())
+    assert found.interval[1] - found.interval[0] == pytest.approx(2 * 1.959964 * variance**0.5, rel=1e-6)
+    same = compare([1.0, 2.0], [0.0, 1.5], [1.0, 2.0], [0.0, 1.5])
+    assert (same.difference, same.p_value) == (0.0, 1.0)
+
+
+def test_bad_scores() -> None:
+    with pytest.raises(InputError, match="there are no OOD scores"):
+        metrics([1.0], [])
+    with pytest.raises(InputError, match="1 of 2 ID scores are NaN"):
+        metrics([1.0, float("nan")], [0.0])
+    with pytest.raises(InputError, match="a paired test needs the same samples"):
+        compare([1.0, 2.0], [0.0, 1.0], [1.0], [0.0, 1.0])
+    assert metrics([1.0, float("inf")], [0.0, -float("inf")]).auroc == 1.0
+    assert mean_and_deviation([1.0, 3.0]) == (2.0, 1.0)

@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spcp.statistics import Moments, moments, percentile
+
+
+def rows(seed: int, n: int = 200, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+    rng = torch.Generator().manual_seed(seed)
+    y = torch.randint(0, 4, (n,), generator=rng)
+    return torch.randn(n, 5, generator=rng) * torch.arange(1.0, 6.0) + y[:, None] + offset, y
+
+
+def slow(h: np.ndarray, y: np.ndarray, classes: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    means = np.stack([h[y == k].mean(0) if (y == k).any() else np.zeros(h.shape[1]) for k in range(classes)])
+    squares = np.stack([((h[y == k] - means[k]) ** 2).sum(0) for k in range(classes)])
+    scatter = sum((np.outer(a, a) for a in h - means[y]), np.zeros((h.shape[1],) * 2))
+    return means, squares, scatter
+
+
+@pytest.mark.parametrize("offset", [0.0, 1000.0])
+@pytest.mark.parametrize("cuts", [(), (1,), (50, 51, 130)])
+def test_moments_in_parts_are_those_of_all_rows(offset: float, cuts: tuple[int, ...]) -> None:
+    """A class (5 of 6) without rows included."""
+    h, y = rows(0, offset=offset)
+    parts = zip(h.tensor_split(cuts), y.tensor_split(cuts), strict=True)
+    found = moments(parts, 6, 5)
+    means, squares, scatter = slow(h.double().numpy(), y.numpy(), 6)
+    np.testing.assert_array_equal(found.count, np.bincount(y, minlength=6))
+    np.testing.assert_allclose(found.mean, means, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(found.squares, squares, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(found.scatter, scatter, rtol=1e-4, atol=2e-2)
+    whole = h.double().numpy()
+    np.testing.assert_allclose(found.whole_mean, whole.mean(0), rtol=1e-6)
+    around = found.scatter_around(torch.full((5,), 2.0, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(around, (whole - 2).T @ (whole - 2), rtol=1e-4, atol=2e-2)
+    np.testing.assert_allclose(found.covariance(), found.scatter / 200)
+
+
+def test_merging_is_symmetric_and_knows_nothing() -> None:
+    a, b = Moments.of(*rows(1), 4), Moments.of(*rows(2), 4)
+    for name in ("count", "mean", "squares", "scatter"):
+        torch.testing.assert_close(getattr(a.merge(b), name), getattr(b.merge(a), name))
+        torch.testing.assert_close(getattr(a.merge(Moments.empty(4, 5)), name), getattr(a, name))
+        torch.testing.assert_close(getattr(Moments.empty(4, 5).merge(a), name), getattr(a, name))
+
+
+@given(
+    st.lists(
+        st.lists(st.one_of(st.integers(-2, 2).map(float), st.floats(width=32, allow_nan=False, allow_infinity=False))),
+        min_size=1,
+        max_size=4,
+    ).filter(lambda parts: any(parts)),
+    st.floats(0, 100),
+)
+def test_percentiles_are_numpys(parts: list[list[float]], percent: float) -> None:
+    """Exact order statistics, whatever the parts; huge values overflow in neither."""
+    tensors = [torch.tensor(part, dtype=torch.float32) for part in parts]
+    values = np.sort(np.concatenate([part.numpy() for part in tensors]).astype(np.float64))
+    place = (len(values) - 1) * percent / 100
+    low, high = values[int(np.floor(place))], values[int(np.ceil(place))]
+    assert percentile(lambda: tensors, percent) == pytest.approx(
+        low + (high - low) * (place - np.floor(place)), rel=1e-12
+    )
+    with pytest.raises(ValueError, match="at least one number"):
+        percentile(list, 50.0)
