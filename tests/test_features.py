@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from spcp import apply_spcp, data, features, networks, objectives
 from spcp.errors import InputError
-from spcp.features import Features, build_bank, evaluating, extract, model_key, outputs_of
+from spcp.features import Features, build_bank, extract, model_key, outputs_of
+from spcp.networks.base import evaluating
 
 TRANSFORM = data.ImageTransform(8, 8, (0.5,), (0.25,), augment="none", flip=False)
 

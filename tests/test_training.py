@@ -5,6 +5,7 @@ import csv
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import pty
 import random
@@ -14,7 +15,7 @@ import struct
 import subprocess
 import sys
 import termios
-import time
+from collections import OrderedDict
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,8 @@ from safetensors.torch import load_file
 
 from spcp import SPCPLinear, data, objectives, training
 from spcp.errors import InputError
-from spcp.training import run
+from spcp.training import loop, run
+from spcp.training.settings import build_objective
 
 SCRIPT = Path(training_run.__file__)
 pytestmark = [
@@ -45,43 +47,37 @@ def same(a: Path, b: Path) -> bool:
 
 @pytest.mark.parametrize("method", ["spcp", "vos+spcp"])
 def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
-    """Killed at random moments: within an epoch, at its end, and while files are written."""
-    arguments = [method, "4", "cnn"]
+    """Killed within epochs, and before, while and after files are written, at random; then left alone."""
+    arguments = [method, "3", "cnn"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     subprocess.run([sys.executable, str(SCRIPT), str(whole), *arguments], check=True)
-    rng = random.Random(0)
-    kills = 0
-    for _ in range(60):
-        process = subprocess.Popen([sys.executable, str(SCRIPT), str(killed), *arguments])
-        started = time.monotonic()
-        while (
-            process.poll() is None and not (killed / "state.safetensors").exists() and time.monotonic() - started < 60
-        ):
-            time.sleep(0.01)
-        if kills < 4:
-            time.sleep(rng.uniform(0.0, 0.3))
-        else:
-            process.wait(timeout=120)
-        if process.poll() is None:
-            process.kill()
-            kills += 1
-        if process.wait() == 0:
-            break
-    assert kills > 0
-    assert same(whole / "last.safetensors", killed / "last.safetensors")
-    assert same(whole / "best.safetensors", killed / "best.safetensors")
+    rng = random.Random(method)
+    for where in rng.sample(["step", "write", "replace", "replaced"], 4):
+        died = subprocess.run(
+            [sys.executable, str(SCRIPT), str(killed), *arguments],
+            env=os.environ | {"DIE": f"{where}:{rng.randint(3, 9)}"},
+        )
+        assert died.returncode == -signal.SIGKILL, where
+    assert run.load(killed / "state.safetensors")[1]["step"] != "0"  # it goes on within an epoch
+    subprocess.run([sys.executable, str(SCRIPT), str(killed), *arguments], check=True)
+    for name in ("last", "best", "state"):
+        assert same(whole / f"{name}.safetensors", killed / f"{name}.safetensors"), name
     lines = [
         [{k: v for k, v in line.items() if k != "seconds"} for line in training.read_metrics(f)]
         for f in (whole, killed)
     ]
     assert lines[0] == lines[1]
-    assert [line["epoch"] for line in lines[0]] == [0, 1, 2, 3]
-    assert not [path for path in killed.iterdir() if path.name.startswith(".") and path.suffix == ".safetensors"]
+    assert [line["epoch"] for line in lines[0]] == [0, 1, 2]
+    expected = ["best.safetensors", "config.json", "last.safetensors", "metrics.jsonl", "state.safetensors"]
+    assert sorted(path.name for path in killed.iterdir()) == expected  # and nothing half-written
 
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
 def test_two_processes_train_as_one(tmp_path: Path, strategy: str) -> None:
-    """With the joint batch, to float accuracy, the threshold included; interrupted after an epoch."""
+    """With the joint batch, to float accuracy, the threshold included; interrupted after an epoch.
+
+    Of a network without BatchNorm, whose statistics are each process's own; one with it runs too.
+    """
     one, two = tmp_path / "one", tmp_path / "two"
     subprocess.run([sys.executable, str(SCRIPT), str(one), "spcp", "2", "mlp"], check=True)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -94,6 +90,9 @@ def test_two_processes_train_as_one(tmp_path: Path, strategy: str) -> None:
         torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-5)
     for left, right in zip(training.read_metrics(one), training.read_metrics(two), strict=True):
         assert left | {"seconds": 0} == pytest.approx(right | {"seconds": 0}, rel=1e-4)
+    arguments = [*torchrun, str(SCRIPT), str(tmp_path / "cnn"), "spcp", "1", "cnn", strategy]
+    subprocess.run(arguments, check=True, capture_output=True)
+    assert training.read_metrics(tmp_path / "cnn")[0]["loss"] < 2
 
 
 @pytest.fixture(scope="module")
@@ -135,7 +134,8 @@ def test_every_method_trains_saves_loads_and_scores(
     assert z.logsumexp(1).isfinite().all()
 
     if method == "umap":
-        assert same(trained / "last.safetensors", folder / "last.safetensors")  # masks only
+        masked, plain = load_file(folder / "last.safetensors"), load_file(trained / "last.safetensors")
+        assert all(torch.equal(masked[name], plain[name]) for name in plain)  # it learns masks only
     bounded = method in ("spcp", "fixed") or method.endswith("+spcp")
     heads = [m for m in (*network.modules(), *objective.modules()) if isinstance(m, SPCPLinear)]
     assert len(heads) == bounded
@@ -147,29 +147,70 @@ def test_every_method_trains_saves_loads_and_scores(
     assert training.read_metrics(folder) == lines
 
 
-def test_a_loss_that_is_not_finite_stops_the_run(tmp_path: Path) -> None:
-    config = training_run.config("plain", 3, lr=1e30)
-    with pytest.raises(training.TrainingError, match=r"the loss is not finite in epoch 1, .* smaller learning rate"):
-        training.train(config, tmp_path / "run", benchmark=training_run.benchmark())
-    state = tmp_path / "run" / "state.safetensors"
-    assert not state.exists() or all(v.isfinite().all() for v in load_file(state).values() if v.is_floating_point())
+class Exploding(objectives.Objective):
+    """Its loss, or its features, are not finite from a step on."""
+
+    def __init__(self, *, step: int = 13, how: str = "loss", **options: Any) -> None:
+        super().__init__(**options)
+        self.step, self.how, self.seen = step, how, 0
+
+    def forward(self, network: Any, x: torch.Tensor, y: torch.Tensor, progress: float = 0.0) -> Any:
+        self.seen += 1
+        bad = float("nan") if self.seen >= self.step else 1.0
+        z = network(x * bad if self.how == "features" else x)
+        return torch.nn.functional.cross_entropy(z, y) * (bad if self.how == "loss" else 1), z
 
 
-def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("how", ["loss", "features"])
+@pytest.mark.parametrize("rho_norm", [0.0, 1.0])
+def test_a_loss_that_is_not_finite_stops_the_run(
+    tmp_path: Path, how: str, rho_norm: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last good state stays: of before step 13, which is the third of the second epoch."""
+    monkeypatch.setattr(loop, "LOOK", 0.0)
+    objective = Exploding(how=how, rho_norm=rho_norm, beta=0.5 if rho_norm else None)
+    with pytest.raises(
+        training.TrainingError, match=r"run: .* in epoch 2, at or before step [23]; .* smaller learning"
+    ):
+        training.train(
+            training_run.config("plain", 3), tmp_path / "run", benchmark=training_run.benchmark(), objective=objective
+        )
+    state = load_file(tmp_path / "run" / "state.safetensors")
+    assert all(value.isfinite().all() for value in state.values() if value.is_floating_point())
+    assert run.load(tmp_path / "run" / "state.safetensors")[1]["step"] == "2"
+
+
+def test_weights_that_are_not_finite_are_not_written(tmp_path: Path) -> None:
+    """The very last update overflows, after a loss that was finite."""
+    own = training_run.benchmark(24)  # one step an epoch
+    with pytest.raises(training.TrainingError, match="the weights are not finite in epoch 1"):
+        training.train(training_run.config("plain", 1, lr=1e42), tmp_path / "run", benchmark=own)
+    assert not (tmp_path / "run" / "last.safetensors").exists()
+
+
+@pytest.mark.parametrize("at", ["step", "last step", "validation"])
+def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     own = training_run.benchmark()
     config = training_run.config("plain", 2, save_every=1000.0)
     whole = training.train(config, tmp_path / "whole", benchmark=own)
-    add, seen = run.Run.add, []
+    add, accuracy, seen = run.Run.add, loop._accuracy, []
 
     def interrupted(self: Any, *arguments: Any) -> None:
         add(self, *arguments)
         seen.append(1)
-        if len(seen) == 13:
+        if len(seen) == {"step": 7, "last step": 10, "validation": 0}[at]:
             os.kill(os.getpid(), signal.SIGINT)
 
+    def validated(*arguments: Any) -> float:
+        if at == "validation":
+            os.kill(os.getpid(), signal.SIGINT)
+        return accuracy(*arguments)
+
     monkeypatch.setattr(run.Run, "add", interrupted)
+    monkeypatch.setattr(loop, "_accuracy", validated)
     with pytest.raises(KeyboardInterrupt):
         training.train(config, tmp_path / "run", benchmark=own)
+    assert len(seen) == (7 if at == "step" else 10)
     monkeypatch.undo()
     training.train(config, tmp_path / "run", benchmark=own)
     assert same(whole / "last.safetensors", tmp_path / "run" / "last.safetensors")
@@ -181,15 +222,94 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ({"network": "resnet19"}, "no network 'resnet19'; there are resnet18, resnet18_224"),
         ({"options": {"taw": 3}}, "plain: .*taw"),
         ({"method": "fixed", "options": {"beta": 1.0, "rho_norm": 1.0}}, "fixed: a fixed threshold needs initial_thr"),
-        ({"method": "umap"}, "umap: needs a trained network; name the weights of a run in `start`"),
+        ({"method": "umap"}, "umap: needs a trained network; name a run, or its weights, in `start`"),
         ({"start": "nowhere.safetensors"}, r"nowhere.safetensors: there is no such file"),
+        ({"epochs": 0}, "epochs = 0 must be a whole number, at least 1"),
+        ({"epochs": 1.5}, r"epochs = 1.5 must be a whole number"),
+        ({"lr": "0.1"}, r"lr = '0.1' must be a number, at least 0"),
+        ({"width": 0}, "width = 0 must be"),
+        ({"seed": -1}, "seed = -1 must be"),
+        ({"warmup": 1}, "warmup = 1 must be a whole number, from 0 to 0"),
+        ({"options": None}, "options = None must be a dictionary"),
+        ({"method": "spcp", "options": {"rho_norm": 50.0}}, r"spcp: rho_norm is 50.0; it must lie between 0 and 4"),
+        ({"method": "mos", "options": {"groups": [[0, 1]]}}, "mos: groups must hold each of the 4 classes once"),
     ],
 )
 def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
-    config = training_run.config(**({"method": "plain", "epochs": 1} | changes))
+    settings: dict[str, Any] = {"method": "plain", "epochs": 1} | changes
+    config = dataclasses.replace(training_run.config(settings["method"], 1), **settings)
     with pytest.raises(InputError, match=message):
         training.train(config, tmp_path / "r", benchmark=training_run.benchmark())
     assert not (tmp_path / "r").exists()
+
+
+def test_bad_data_and_folders(tmp_path: Path) -> None:
+    own, config = training_run.benchmark(48), training_run.config("mos", 1)
+    assert isinstance(own.train, data.TensorSet)
+    unlabelled = dataclasses.replace(own, train=data.as_ood(own.train))
+    with pytest.raises(InputError, match="training labels run from -1 to -1, but must be from 0 to 3"):
+        training.train(config, tmp_path / "r", benchmark=unlabelled)
+    small = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 3))
+    with pytest.raises(InputError, match="the network has 3 outputs, but corners has 4 classes"):
+        training.train(config, tmp_path / "r", benchmark=own, network=small)
+    vectors = data.TensorSet("vectors", torch.randn(40, 6), torch.arange(40) % 4, tuple("abcd"))
+    embeddings = data.Benchmark("vectors", None, tuple("abcd"), vectors, vectors, vectors)
+    with pytest.raises(
+        InputError, match=r"its samples are \(6,\), no images, for which cnn is; choose the network mlp"
+    ):
+        training.train(config, tmp_path / "r", benchmark=embeddings)
+    assert not (tmp_path / "r").exists()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(InputError, match="file: is a file; name a folder for the run"):
+        training.train(config, tmp_path / "file", benchmark=own)
+    folder = training.train(training_run.config("plain", 1), tmp_path / "r", benchmark=own)
+    settings = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(settings | {"epoch": 3}))
+    with pytest.raises(InputError, match="there is no setting 'epoch'; there are batch_size"):
+        training.read_config(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(InputError, match="is no JSON"):
+        training.read_config(folder)
+    bare = dataclasses.replace(own, val=None)
+    folder = training.train(training_run.config("plain", 1), tmp_path / "bare", benchmark=bare)
+    with pytest.raises(InputError, match="has no best weights, for it had no validation data"):
+        training.load_network(folder, "best", benchmark=bare)
+    (folder / "state.safetensors").write_bytes(b"damaged")
+    with pytest.raises(InputError, match=r"state.safetensors: damaged"):
+        training.train(training_run.config("plain", 1), folder, benchmark=bare)
+
+
+def test_best_weights_come_with_their_objective(tmp_path: Path) -> None:
+    """CIDER's prototypes and projection are those of the epoch that was best."""
+    own = training_run.benchmark()
+    config = training_run.config("cider", 6, warmup=0, lr=0.3)
+    folder = training.train(config, tmp_path / "r", benchmark=own)
+    lines = training.read_metrics(folder)
+    x, y = next(iter(own.loader("val", batch_size=40)))
+    for which, accuracy in (("best", max(line["val_accuracy"] for line in lines)), ("last", lines[-1]["val_accuracy"])):
+        network, objective = training.load_network(folder, which, benchmark=own)
+        with torch.no_grad():
+            found = (objective.predict(network, x) == y).float().mean() * 100
+        assert found == pytest.approx(accuracy)
+
+
+def test_vos_says_when_it_never_draws(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"VOS has seen .* samples of a class, of 1000"):
+        training.train(training_run.config("vos", 2), tmp_path / "r", benchmark=training_run.benchmark())
+
+
+@pytest.mark.parametrize("method", ["vos+spcp", "logitnorm", "cider", "umap", "t2fnorm+spcp"])
+def test_bfloat16(tmp_path: Path, method: str) -> None:
+    """Losses that need the digits have them."""
+    changes: dict[str, Any] = {"options": {"samples": 10, "draws": 50}} if "vos" in method else {}
+    own = training_run.benchmark()
+    if method == "umap":
+        changes["start"] = str(
+            training.train(training_run.config("spcp", 1, width=64), tmp_path / "start", benchmark=own)
+        )
+    config = training_run.config(method, 4, precision="bf16-mixed", warmup=0, width=64, **changes)
+    lines = training.read_metrics(training.train(config, tmp_path / "r", benchmark=own))
+    assert all(math.isfinite(line["loss"]) for line in lines)
 
 
 def test_another_run_in_the_folder(tmp_path: Path) -> None:
@@ -231,12 +351,38 @@ def test_an_objective_and_a_network_of_ones_own(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(training.read_metrics(folder)[-1]["val_accuracy"])
     with pytest.raises(InputError, match=r"last.safetensors: its weights are of another network"):
         training.load_network(folder, benchmark=own)
+    with pytest.raises(InputError, match="its run has own_objective = "):
+        training.train(config, folder, benchmark=own, network=model())
+
+
+def test_a_model_of_ones_own_stays_as_it_is(tmp_path: Path) -> None:
+    own, config = training_run.benchmark(48), training_run.config("mos", 1)
+    body = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 32), torch.nn.ReLU())
+    model = torch.nn.Sequential(OrderedDict(body=body, head=torch.nn.Linear(32, 4)))
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    folder = training.train(config, tmp_path / "r", benchmark=own, network=model)
+    network, _ = training.load_network(folder, benchmark=own, network=model)
+    assert network.classifier.out_features == 6  # two groups, each with its others
+    assert model.state_dict().keys() == before.keys()
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model(torch.randn(2, 144)).shape == (2, 4)
+
+    class Scaled(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.fc = body, torch.nn.Linear(32, 4)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.fc(self.body(x)) * 2
+
+    with pytest.raises(InputError, match="Scaled: does more after its last layer"):
+        training.train(config, tmp_path / "s", benchmark=own, network=Scaled())
 
 
 def test_loggers_are_told_what_the_metrics_are_told(tmp_path: Path) -> None:
     from lightning_fabric.loggers import CSVLogger
 
-    logger = CSVLogger(str(tmp_path / "logs"), name="run", version="0", flush_logs_every_n_steps=1)
+    logger = CSVLogger(str(tmp_path / "logs"), name="run", version="0")
     folder = training.train(
         training_run.config("spcp", 2), tmp_path / "r", benchmark=training_run.benchmark(), loggers=logger
     )
@@ -300,5 +446,12 @@ def test_the_papers_settings() -> None:
     cider = training.config_for("cifar10", "cider")
     assert (cider.batch_size, cider.lr, cider.warmup, cider.weight_decay) == (512, 0.5, 10, 1e-4)
     assert training.config_for("cifar100", "cider+spcp").options == {"rho_norm": 0.5, "momentum": 0.5}
+    assert training.config_for("CIFAR10", "spcp") == spcp
+    assert training.config_for("imagenet200", "spcp").options == {"rho_norm": 0.4, "subset": 16}
+    assert training.config_for("cifar10", "cider", epochs=20).warmup == 2
+    assert training.config_for("cifar100", "snn").options["share"] == 0.05
+    assert build_objective(training.Config(method="l2")).options["penalty"] == 1e-3
+    with pytest.raises(InputError, match="spcp: needs rho_norm among its options"):
+        build_objective(training.Config(method="spcp"))
     again = training.Config(**json.loads(json.dumps(dataclasses.asdict(spcp))))
     assert again == spcp

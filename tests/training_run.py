@@ -5,12 +5,17 @@ python training_run.py FOLDER METHOD EPOCHS NETWORK [STRATEGY [UNTIL]]
 
 from __future__ import annotations
 
+import itertools
+import os
+import signal
 import sys
 from pathlib import Path
 
 import torch
 
 from spcp import data, networks, training
+from spcp.atomic import written
+from spcp.training import loop, run
 
 
 def benchmark(count: int = 240) -> data.Benchmark:
@@ -33,10 +38,43 @@ def config(method: str, epochs: int, **changes: object) -> training.Config:
     return training.config_for("digits", method, **(settings | changes))
 
 
+def prepare_to_die(where: str, count: int) -> None:
+    left = itertools.count(1)
+
+    def die_at(place: str) -> None:
+        if place == where and next(left) == count:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    add, replace, save = run.Run.add, os.replace, run.save
+
+    def dying_add(self: run.Run, *arguments: torch.Tensor) -> None:
+        die_at("step")
+        add(self, *arguments)
+
+    def dying_replace(old: str, new: Path) -> None:
+        die_at("replace")
+        replace(old, new)
+        die_at("replaced")
+
+    def dying_save(path: Path, *arguments: object) -> None:
+        if where == "write" and next(left) == count:
+            with written(path) as file:
+                file.write(b"half of it")
+                file.flush()
+                os.kill(os.getpid(), signal.SIGKILL)
+        save(path, *arguments)
+
+    run.Run.add, os.replace, run.save = dying_add, dying_replace, dying_save
+
+
 def main() -> None:
     folder, method, epochs, network, *rest = sys.argv[1:]
     strategy, until = rest[0] if rest else "auto", int(rest[1]) if rest[1:] else None
     torch.set_num_threads(1)
+    loop.LOOK = 0.0  # so that every step may be saved
+    if "DIE" in os.environ:
+        where, _, count = os.environ["DIE"].partition(":")
+        prepare_to_die(where, int(count))
     torch.manual_seed(0)
     own = networks.mlp(4, inputs=144, width=32) if network == "mlp" else None
     settings = config(method, int(epochs))

@@ -18,7 +18,17 @@ def written(path: Path) -> Iterator[BinaryIO]:
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
+        mask = os.umask(0)  # mkstemp's files are for their owner only
+        os.umask(mask)
+        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def sweep(folder: Path, *names: str) -> None:
+    """Remove what processes that were killed while they wrote such files have left."""
+    for name in names:
+        for left in folder.glob(f".{name}.*"):
+            left.unlink(missing_ok=True)

@@ -21,7 +21,8 @@ from .atomic import written
 from .contributions import SPCPLinear, apply_spcp, find_classifier
 from .detectors import SCORES, Score, plain_head
 from .errors import InputError, need
-from .features import Features, device_of, evaluating, extract, outputs_of
+from .features import Features, device_of, extract, outputs_of
+from .networks.base import evaluating
 from .objectives import METHODS, Objective
 
 

@@ -20,8 +20,9 @@ from .contributions import find_classifier
 from .data import Benchmark, ImageTransform, Loader, load_benchmark
 from .detectors import SCORES, Score, plain_head
 from .errors import InputError
-from .features import Features, build_bank, device_of, evaluating, outputs_of
+from .features import Features, build_bank, device_of, outputs_of
 from .metrics import mean_and_deviation, metrics
+from .networks.base import evaluating
 from .objectives import Objective
 from .progress import track
 from .training import load_network, read_config

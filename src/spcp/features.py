@@ -27,6 +27,7 @@ from .data import Loader
 from .data.cache import cache_folder, key_of, raw
 from .data.loader import content_key
 from .errors import InputError, need
+from .networks.base import evaluating
 from .objectives import Objective
 from .progress import track
 from .statistics import Moments
@@ -161,22 +162,6 @@ def outputs_of(model: nn.Module, objective: Objective | None = None, classifier:
         return seen[0], seen[1], seen[1].argmax(1)
 
     return outputs
-
-
-@contextlib.contextmanager
-def evaluating(*modules: nn.Module | None) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every layer is in the mode it was in."""
-    layers = [layer for module in modules if module is not None for layer in module.modules()]
-    modes = [layer.training for layer in layers]
-    try:
-        for module in modules:
-            if module is not None:
-                module.eval()
-        with torch.no_grad():
-            yield
-    finally:
-        for layer, mode in zip(layers, modes, strict=True):
-            layer.training = mode
 
 
 def device_of(model: nn.Module) -> torch.device:

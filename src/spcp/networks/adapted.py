@@ -14,24 +14,22 @@ class Adapted(Network):
     """Somebody else's model, cut in two: what comes before its classifier, and the classifier.
 
     The classifier is taken out of the model, so that running the model gives the features; it must be the model's last
-    step. Its layers are found as `apply_spcp` finds them.
+    step. It is found as `apply_spcp` finds it.
     """
 
     def __init__(self, model: nn.Module, classifier: str | None = None) -> None:
         super().__init__()
         name, head = find_classifier(model, classifier)
-        parent, _, last = name.rpartition(".")
-        owner = model.get_submodule(parent)
-        if isinstance(owner, nn.Sequential):
-            owner[int(last)] = nn.Identity()
+        if model is head:
+            model = nn.Identity()
         else:
-            setattr(owner, last, nn.Identity())
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, nn.Identity())
         self.body, self.classifier = model, head
 
     def features(self, x: Tensor) -> Tensor:
         """What went into the classifier, (batch, D)."""
-        out: Any = self.body(x)
-        h = out if isinstance(out, Tensor) else out.logits  # Hugging Face's models return more than one thing
+        h = logits_of(self.body(x))
         if h.ndim != 2 or h.shape[1] != self.classifier.in_features:
             raise ValueError(
                 f"Without its classifier the model gives {tuple(h.shape)}, not (batch, {self.classifier.in_features}): "
@@ -40,8 +38,16 @@ class Adapted(Network):
         return h
 
 
+def logits_of(output: Any) -> Tensor:
+    """The logits among what a model returns: Hugging Face's return more than one thing."""
+    logits: Tensor = output if isinstance(output, Tensor) else output.logits
+    return logits
+
+
 def adapt(model: nn.Module, classifier: str | None = None) -> Network:
     """A network of any classifier: one's own, torchvision's, timm's, Hugging Face's; this library's stay as they are.
+
+    The model itself is changed; adapt a copy to keep it.
 
     >>> network = adapt(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)))
     >>> network.classifier

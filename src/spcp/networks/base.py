@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import torch
 from torch import Tensor, nn
 
 
@@ -25,3 +29,19 @@ def initialise(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+
+
+@contextlib.contextmanager
+def evaluating(*modules: nn.Module | None) -> Iterator[None]:
+    """Evaluation mode without gradients; afterwards every layer is in the mode it was in."""
+    layers = [layer for module in modules if module is not None for layer in module.modules()]
+    modes = [layer.training for layer in layers]
+    try:
+        for module in modules:
+            if module is not None:
+                module.eval()
+        with torch.no_grad():
+            yield
+    finally:
+        for layer, mode in zip(layers, modes, strict=True):
+            layer.training = mode

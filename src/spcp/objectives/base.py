@@ -20,21 +20,28 @@ class Objective(nn.Module):
         rho_norm: bound the contributions to the head's outputs, as SPCP does; 0 leaves them alone.
         beta: of the threshold's moving average; by default from the length of the run.
         initial_threshold: where the threshold starts, 1000 by default; with `beta=1` it stays there and must be given.
+        subset: estimate the threshold on so many samples of a batch; by default on all.
     """
 
     paper: ClassVar[str] = ""
     detector: ClassVar[str] = "energy"  # what the paper scores it with
     detector_options: ClassVar[Mapping[str, Any]] = {}
     pretrained: ClassVar[bool] = False  # whether it starts from a trained network
+    transient: ClassVar[tuple[str, ...]] = ()  # buffers that only training needs
     views: ClassVar[int] = 1  # augmented views of each image in a step: x holds them one after the other
 
     def __init__(
-        self, *, rho_norm: float = 0.0, beta: float | None = None, initial_threshold: float | None = None
+        self,
+        *,
+        rho_norm: float = 0.0,
+        beta: float | None = None,
+        initial_threshold: float | None = None,
+        subset: int | None = None,
     ) -> None:
         super().__init__()
         if beta == 1 and initial_threshold is None:
             raise ValueError("a fixed threshold needs initial_threshold: the last one of an adaptive run, for example.")
-        self.rho_norm, self.beta = rho_norm, beta
+        self.rho_norm, self.beta, self.subset = rho_norm, beta, subset
         self.initial_threshold = 1000.0 if initial_threshold is None else initial_threshold
 
     def head(self, network: Network) -> nn.Linear:
@@ -51,7 +58,7 @@ class Objective(nn.Module):
                 total_steps=total_steps,
                 initial_threshold=self.initial_threshold,
                 truncate="both",
-                subset=None,
+                subset=self.subset,
             )
 
     def begin(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
@@ -77,6 +84,11 @@ class Objective(nn.Module):
         kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Objective)]
         parameters = [own for kind in kinds for own in inspect.signature(kind.__init__).parameters.values()]
         return {own.name: getattr(self, own.name) for own in parameters if own.kind is own.KEYWORD_ONLY}
+
+
+def full_precision(x: Tensor) -> torch.autocast:
+    """Losses in float32 under autocast: differences of sums, and covariances, need the digits."""
+    return torch.autocast(x.device.type, enabled=False)
 
 
 def normalised(u: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective, normalised
+from .base import Objective, full_precision, normalised
 
 
 def update_prototypes(prototypes: Tensor, u: Tensor, y: Tensor, momentum: float) -> Tensor:
@@ -82,9 +82,12 @@ class CIDER(Objective):
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss of both views of a batch, and the similarities of the first to the prototypes."""
-        u = normalised(self.projection(network.features(x)))
-        labels = y.repeat(len(x) // len(y))
-        prototypes = update_prototypes(self.prototypes, u, labels, self.momentum)
-        loss = dispersion(prototypes, self.tau) + self.weight * compactness(u, labels, prototypes.detach(), self.tau)
-        self.prototypes.copy_(prototypes.detach())
-        return loss, (u[: len(y)] @ self.prototypes.t()).detach() / self.tau
+        projected = self.projection(network.features(x))
+        with full_precision(x):
+            u = normalised(projected.float())
+            labels = y.repeat(len(x) // len(y))
+            prototypes = update_prototypes(self.prototypes, u, labels, self.momentum)
+            close = compactness(u, labels, prototypes.detach(), self.tau)
+            loss = dispersion(prototypes, self.tau) + self.weight * close
+            self.prototypes.copy_(prototypes.detach())
+            return loss, (u[: len(y)] @ self.prototypes.t()).detach() / self.tau

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective
+from .base import Objective, full_precision
 
 
 def logitnorm_loss(z: Tensor, y: Tensor, tau: float = 0.04) -> Tensor:
@@ -30,4 +30,5 @@ class LogitNorm(Objective):
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss and raw logits."""
         z = network(x)
-        return logitnorm_loss(z, y, self.tau), z
+        with full_precision(z):
+            return logitnorm_loss(z.float(), y, self.tau), z

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective
+from .base import Objective, full_precision
 
 
 def weighted_energy(z: Tensor, w: Tensor) -> Tensor:
@@ -57,6 +58,7 @@ class VOS(Objective):
 
     paper = "VOS: Learning What You Don't Know by Virtual Outlier Synthesis, ICLR 2022"
 
+    transient = ("queue", "filled")
     queue: Tensor
     filled: Tensor
 
@@ -65,6 +67,7 @@ class VOS(Objective):
     ) -> None:
         super().__init__(**options)
         self.weight, self.start, self.samples, self.draws = weight, start, samples, draws
+        self.said = False
 
     def prepare(self, network: Network, total_steps: int) -> None:
         """Add the queues, the weights of the energy and the logistic regression."""
@@ -89,15 +92,24 @@ class VOS(Objective):
         z = network.classifier(h)
         loss = F.cross_entropy(z, y)
         self._remember(h.detach(), y)
-        if progress < self.start or int(self.filled.min()) < self.samples:
+        full = int(self.filled.min()) >= self.samples
+        if progress < self.start or not full:
+            if progress > 0.9 and not full and not self.said:
+                self.said = True
+                warnings.warn(
+                    f"VOS has seen {int(self.filled.min())} samples of a class, of {self.samples} that it waits for: "
+                    f"it trains plainly. Choose a smaller number of samples, or more epochs.",
+                    stacklevel=2,
+                )
             unused = self.energy_weights.sum() + self.logistic.weight.sum() + self.logistic.bias.sum()
             return loss + 0 * unused, z  # data parallel training wants a gradient for every parameter
-        labels = torch.arange(len(self.queue), device=h.device).repeat_interleave(self.samples)
-        means, covariance = tied_gaussian(self.queue.flatten(0, 1), labels, len(self.queue))
-        outliers = virtual_outliers(means, covariance, self.draws)
-        training = network.classifier.training
-        network.classifier.training = False  # an SPCP head's threshold follows real features only
-        z_out = network.classifier(outliers.to(h.dtype))
-        network.classifier.training = training
-        known, odd = weighted_energy(z, self.energy_weights), weighted_energy(z_out, self.energy_weights)
-        return loss + self.weight * uncertainty_loss(known, odd, self.logistic), z
+        with full_precision(x):
+            labels = torch.arange(len(self.queue), device=h.device).repeat_interleave(self.samples)
+            means, covariance = tied_gaussian(self.queue.flatten(0, 1), labels, len(self.queue))
+            outliers = virtual_outliers(means, covariance, self.draws)
+            training = network.classifier.training
+            network.classifier.training = False  # an SPCP head's threshold follows real features only
+            z_out = network.classifier(outliers)
+            network.classifier.training = training
+            known, odd = weighted_energy(z.float(), self.energy_weights), weighted_energy(z_out, self.energy_weights)
+            return loss + self.weight * uncertainty_loss(known, odd, self.logistic), z

@@ -1,7 +1,7 @@
 """Training: the settings of a run, the one loop for all methods, and the folder that a run leaves."""
 
-from .loop import TrainingError as TrainingError
 from .loop import train as train
+from .run import TrainingError as TrainingError
 from .run import load_network as load_network
 from .run import read_config as read_config
 from .run import read_metrics as read_metrics

@@ -49,7 +49,9 @@ class Display:
         speed = (done - self.begun) / seconds  # steps per second
         left = (run.config.epochs * self.steps - done) / speed
         words = measured(loss / seen, right / seen * 100, None, threshold, None)
-        words += f"  {speed * self.images / self.steps:,.0f} images/s  {clock(left)} left"
+        if self.bar is None or self.bar.console.width >= 110:
+            words += f"  {speed * self.images / self.steps:,.0f} images/s"
+        words += f"  {clock(left)} left"
         if self.bar is not None:
             self.bar.update(
                 self.task, completed=done, description=f"epoch {run.epoch + 1}/{run.config.epochs}", words=words

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import logging
 import math
 import os
@@ -15,21 +16,23 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..contributions import SPCPLinear
 from ..data import Benchmark, Loader, load_benchmark, take
+from ..data.sets import labels
 from ..errors import InputError, need
 from ..networks import Network, adapt
+from ..networks.adapted import logits_of
+from ..networks.base import evaluating
 from ..objectives import Objective
 from .display import Display
 from .run import Run, load_weights
-from .settings import Config, build_network, build_objective, lr_at, precision_of
+from .settings import Config, build_network, build_objective, check, lr_at, precision_of
 
 _log = logging.getLogger("spcp")
 
-
-class TrainingError(RuntimeError):
-    """A run that cannot go on; the message says where it stopped and what is left."""
+LOOK = 0.5  # seconds between two looks at the loss, which wait for the device
 
 
 class Trainee(nn.Module):
@@ -64,12 +67,17 @@ def train(
         config: the settings; a folder that holds a run with other settings is an error.
         folder: of the run.
         benchmark: instead of the one the config names.
-        network: instead of the one the config names, any classifier; it must be built alike when the run is resumed.
+        network: instead of the one the config names, any classifier. A copy of it is trained (`load_network` gives it);
+            it must be built alike when the run is resumed.
         objective: instead of the method the config names, one's own.
         strategy: of Fabric, under torchrun: "auto" is data parallel, "fsdp" shards parameters too.
         loggers: of Fabric (TensorBoard, CSV, ...), told what `metrics.jsonl` is told.
         until: stop after so many epochs; the next call goes on.
     """
+    check(config)
+    given = {} if network is None else {"own_network": type(network).__name__}
+    if objective is not None:
+        given["own_objective"] = f"{type(objective).__name__}({objective.options})"
     fabric = need("lightning_fabric", "lightning-fabric", "train").Fabric(
         accelerator="auto",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
@@ -79,31 +87,39 @@ def train(
         loggers=loggers,
     )
     fabric.launch()
-    run = Run(Path(folder).expanduser(), config, fabric.is_global_zero)
-    own = objective or build_objective(config)
+    run = Run(Path(folder).expanduser(), config, fabric.is_global_zero, given)
+    run.check()
+    own = copy.deepcopy(objective) if objective is not None else build_objective(config)
     if own.pretrained and network is None and not config.start:
-        raise InputError(f"{config.method}: needs a trained network; name the weights of a run in `start`")
+        raise InputError(f"{config.method}: needs a trained network; name a run, or its weights, in `start`")
     benchmark = benchmark or load_benchmark(config.benchmark, config.root)
     if benchmark.train is None:
         raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)
-    net = build_network(config, benchmark) if network is None else adapt(network)
+    net = build_network(config, benchmark) if network is None else adapt(copy.deepcopy(network))
     if config.start:
         load_weights(net, Path(config.start).expanduser())
-    run.claim()
-    fabric.barrier()
 
     share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
     loader = benchmark.loader(
         "train", batch_size=config.batch_size, train=True, seed=config.seed, views=own.views, **share
     )
-    validation = benchmark.loader("val", batch_size=512 * fabric.world_size, **share) if benchmark.val else None
+    sharded = strategy == "fsdp"
+    if sharded:
+        share |= {"rank": 0, "world_size": 1}  # all processes have to run the network equally often
+    validation = benchmark.loader("val", batch_size=512 * share["world_size"], **share) if benchmark.val else None
     first = take(benchmark.train, range(min(64, len(benchmark.train))))  # to see what share of contributions is cut
     some, _ = next(
         iter(Loader(first, benchmark.transform, batch_size=64, device=fabric.device, workers=0, cache=False))
     )
-    own.prepare(net, config.epochs * len(loader))
-    trainee = Trainee(net.to(memory_format=torch.channels_last), own)  # type: ignore[call-overload]
+    _check_fit(benchmark, net, network, some.cpu())
+    try:
+        own.prepare(net, config.epochs * len(loader))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{config.method}: {error}") from error
+    if not sharded:  # FSDP cuts parameters along their memory
+        net = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    trainee = Trainee(net, own)
     module = fabric.setup_module(trainee)  # before the optimizer: sharding makes new parameters
     sgd = torch.optim.SGD(
         [p for p in trainee.parameters() if p.requires_grad],
@@ -111,24 +127,62 @@ def train(
         momentum=config.momentum,
         nesterov=config.momentum > 0,
         weight_decay=config.weight_decay,
-        fused=None if any(hasattr(p, "full_tensor") for p in trainee.parameters()) else True,  # not for sharded ones
+        fused=None if sharded else True,  # not for sharded parameters
     )
     optimizer = fabric.setup_optimizers(sgd)
+    run.scaler = getattr(fabric._precision, "scaler", None)
+    run.claim()
+    fabric.barrier()
     if not run.resume(trainee, sgd, fabric.device):
         own.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
 
-    with Display(run, len(loader), len(benchmark.train)) as display:
-        while run.epoch < min(config.epochs, until or config.epochs):
-            with _interrupts() as interrupted:
+    last = config.epochs if until is None else min(config.epochs, until)
+    status = "failed"
+    try:
+        with _interrupts() as interrupted, Display(run, len(loader), len(benchmark.train)) as display:
+            while run.epoch < last:
                 _epoch(run, trainee, module, optimizer, loader, fabric, display, interrupted)
-            accuracy = None if validation is None else _accuracy(module, validation, fabric)
-            _join_sums(run, fabric)
-            line = _line(run, trainee, accuracy, _share_cut(module, trainee, some))
-            display.epoch(line)
-            fabric.log_dict({key: value for key, value in line.items() if value is not None}, step=run.epoch)
-            run.finish_epoch(trainee, sgd, line)
+                accuracy = None if validation is None else _accuracy(module, trainee, validation, fabric, sharded)
+                _join_sums(run, fabric)
+                line = _line(run, trainee, accuracy, _share_cut(module, trainee, some))
+                display.epoch(line)
+                fabric.log_dict({key: value for key, value in line.items() if value is not None}, step=run.epoch)
+                run.finish_epoch(trainee, sgd, line)
+                if run.epoch < last and any(_agreed(fabric, interrupted.is_set())):
+                    _stop(run)
+        status = "success"
+    finally:
+        for logger in fabric._loggers:
+            logger.finalize(status)
     fabric.barrier()
     return run.folder
+
+
+def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x: Tensor) -> None:
+    """Say early what would fail late, or train nonsense: labels or outputs that do not fit, a model cut wrongly."""
+    assert benchmark.train is not None
+    known, classes = labels(benchmark.train), len(benchmark.classes)
+    if len(known) and not 0 <= int(known.min()) <= int(known.max()) < classes:
+        raise InputError(
+            f"{benchmark.name}: its training labels run from {int(known.min())} to {int(known.max())}, but must be "
+            f"from 0 to {classes - 1}; leave out what has no class"
+        )
+    if net.classifier.out_features != classes:
+        raise InputError(
+            f"the network has {net.classifier.out_features} outputs, but {benchmark.name} has {classes} classes; build "
+            "it for as many"
+        )
+    if network is None or isinstance(network, Network):
+        return
+    whole = copy.deepcopy(network).cpu()
+    cut = copy.deepcopy(net).cpu()
+    with evaluating(whole, cut):
+        ours, theirs = cut(x[:2]), logits_of(whole(x[:2]))
+    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
+        raise InputError(
+            f"{type(network).__name__}: does more after its last layer, so that its output is not the logits; give a "
+            "model that ends in an nn.Linear, or name it: train(network=spcp.networks.adapt(model, 'name'))"
+        )
 
 
 def _sharded() -> Any:
@@ -171,28 +225,36 @@ def _epoch(
         if x.ndim == 4:
             x = x.contiguous(memory_format=torch.channels_last)
         optimizer.zero_grad()
-        loss, logits = module(x, y, step / total)
+        try:
+            loss, logits = module(x, y, step / total)
+        except (ValueError, LinAlgError) as error:  # the head's word on what is not finite, for example
+            raise run.fail(str(error).split("\n")[0].rstrip(".")) from error
         fabric.backward(loss)
         optimizer.step()
         run.add(loss.detach(), logits.detach(), y)
         run.step += 1
         now, last = time.perf_counter(), run.step == steps
-        due = now - looked > 0.5 or interrupted.is_set()
+        due = now - looked >= LOOK or interrupted.is_set()
         if not (last or (run.step % 50 == 0 if fabric.world_size > 1 else due)):  # several look at the same step
             continue
         looked = now
-        _check(run)
+        if not math.isfinite(float(run.sums[0])):
+            raise run.fail("the loss is not finite")
         display.step(_threshold(trainee))
-        stopping, saving = _agreed(fabric, interrupted.is_set(), now - saved > config.save_every)
-        if stopping or (saving and not last):
+        stopping, saving = _agreed(fabric, interrupted.is_set(), now - saved >= config.save_every)
+        if (stopping or saving) and not last:
             run.seconds += now - started
             started = saved = now
             _join_sums(run, fabric)
             run.save(trainee, optimizer.optimizer)
-        if stopping:
-            _log.warning("stopped in epoch %d; the same command goes on from here: %s", run.epoch + 1, run.folder)
-            raise KeyboardInterrupt
+            if stopping:
+                _stop(run)
     run.seconds += time.perf_counter() - started
+
+
+def _stop(run: Run) -> None:
+    _log.warning("stopped in epoch %d; the same command goes on from here: %s", run.epoch + 1, run.folder)
+    raise KeyboardInterrupt
 
 
 def _agreed(fabric: Any, *flags: bool) -> tuple[bool, ...]:
@@ -207,15 +269,6 @@ def _join_sums(run: Run, fabric: Any) -> None:
     """Let the first process hold what all have summed."""
     if fabric.world_size > 1:
         run.sums = fabric.all_reduce(run.sums, reduce_op="sum") * fabric.is_global_zero
-
-
-def _check(run: Run) -> None:
-    """Stop where the loss is not finite; the last save is from before."""
-    if not math.isfinite(float(run.sums[0])):
-        raise TrainingError(
-            f"{run.folder}: the loss is not finite in epoch {run.epoch + 1}, at or before step {run.step}; the last "
-            "state is from before; start anew with a smaller learning rate (lr) or a longer warm-up (warmup)"
-        )
 
 
 @contextlib.contextmanager
@@ -239,14 +292,19 @@ def _interrupts() -> Iterator[threading.Event]:
 
 
 @torch.no_grad()
-def _accuracy(module: Any, validation: Loader, fabric: Any) -> float:
+def _accuracy(module: Any, trainee: Trainee, validation: Loader, fabric: Any, sharded: bool) -> float:
     """Of the validation data, in percent, over all processes."""
     module.eval()  # validation data must not move a threshold
+    # Data parallel modules talk to each other in every pass, and some processes may have fewer to make.
+    run = module if sharded else trainee
     right = torch.zeros((), device=fabric.device)
     for x, y in validation:
-        right += (module(x) == y).sum()
+        with fabric.autocast():
+            right += (run(x) == y).sum()
     module.train()
-    return float(fabric.all_reduce(right, reduce_op="sum")) / len(validation.data) * 100
+    if not sharded:
+        right = fabric.all_reduce(right, reduce_op="sum")
+    return float(right) / len(validation.data) * 100
 
 
 @torch.no_grad()

@@ -7,6 +7,7 @@ depends on.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Mapping
@@ -16,47 +17,76 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..atomic import written
+from ..atomic import sweep, written
+from ..contributions import apply_spcp
 from ..data import Benchmark, load_benchmark
 from ..errors import InputError, need
 from ..networks import Network, adapt
 from ..objectives import Objective
 from .settings import Config, build_network, build_objective
 
+GIVEN = {"own_network", "own_objective"}  # what a config file holds besides the settings
+
+
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message says where it stopped and what is left."""
+
 
 class Run:
-    """Where a run is, and its files."""
+    """Where a run is, and its files.
 
-    def __init__(self, folder: Path, config: Config, writes: bool) -> None:
+    Args:
+        folder: of the run.
+        config: its settings.
+        writes: whether this process writes files.
+        given: what the caller gave in place of what the config names, in words.
+    """
+
+    def __init__(self, folder: Path, config: Config, writes: bool, given: Mapping[str, str]) -> None:
         self.folder, self.config, self.writes = folder, config, writes
+        self.settings: dict[str, Any] = json.loads(json.dumps({**dataclasses.asdict(config), **given}, default=_plain))
         self.epoch, self.step, self.lr, self.seconds, self.best = 0, 0, 0.0, 0.0, -1.0
         self.sums = torch.zeros(3, dtype=torch.float64)  # of the epoch: loss, right, seen
+        self.scaler: Any = None  # of float16 training
+
+    def check(self) -> None:
+        """See that the folder is free, or holds a run with these settings."""
+        if self.folder.exists() and not self.folder.is_dir():
+            raise InputError(f"{self.folder}: is a file; name a folder for the run")
+        if not (self.folder / "config.json").exists():
+            return
+        theirs = _settings(self.folder)
+        for key in (self.settings | theirs).keys() - {"save_every"}:
+            if self.settings.get(key) != theirs.get(key):
+                raise InputError(
+                    f"{self.folder}: its run has {key} = {theirs.get(key)!r}, not {self.settings.get(key)!r}; choose "
+                    "another folder"
+                )
 
     def claim(self) -> None:
-        """Write the config into a new folder, or check that the folder's is the same."""
-        text = json.dumps(dataclasses.asdict(self.config), indent=2, sort_keys=True) + "\n"
-        path = self.folder / "config.json"
-        if path.exists():
-            ours, theirs = json.loads(text), json.loads(path.read_text())
-            other = next((key for key in ours if ours[key] != theirs.get(key) and key != "save_every"), None)
-            if other:
-                raise InputError(
-                    f"{self.folder}: its run has {other} = {theirs.get(other)!r}, not {ours[other]!r}; choose another "
-                    "folder"
-                )
-        elif self.writes:
-            with written(path) as file:
-                file.write(text.encode())
+        """Write the settings into a new folder, and clean up after processes that were killed."""
+        if self.writes:
+            sweep(self.folder, *(f"{name}.safetensors" for name in ("state", "last", "best")), "metrics.jsonl")
+            with written(self.folder / "config.json") as file:
+                file.write((json.dumps(self.settings, indent=2, sort_keys=True) + "\n").encode())
 
     def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
         """Add a batch to the epoch's sums, on its device."""
         right = (logits.argmax(1) == y).sum()
-        self.sums = self.sums.to(loss.device)
-        self.sums += torch.stack([loss.double() * len(y), right.double(), loss.new_tensor(len(y)).double()])
+        dtype = torch.float32 if loss.device.type == "mps" else torch.float64  # which has no other
+        self.sums = self.sums.to(loss.device, dtype)
+        self.sums += torch.stack([own.to(dtype) for own in (loss * len(y), right, loss.new_tensor(len(y)))])
 
-    def finish_epoch(self, trainee: nn.Module, optimizer: torch.optim.Optimizer, line: Mapping[str, Any]) -> None:
+    def fail(self, reason: str) -> TrainingError:
+        """The error that ends the run."""
+        return TrainingError(
+            f"{self.folder}: {reason} in epoch {self.epoch + 1}, at or before step {self.step}; the last state is from "
+            "before; start anew with a smaller learning rate (lr) or a longer warm-up (warmup)"
+        )
+
+    def finish_epoch(self, trainee: Any, optimizer: torch.optim.Optimizer, line: Mapping[str, Any]) -> None:
         """Write the epoch's line, the weights and the state, in this order; then the next epoch begins."""
-        model, momentum = _whole(trainee, optimizer)
+        model, momentum = self._finite(*_whole(trainee, optimizer))
         accuracy = line["val_accuracy"]
         better = accuracy is not None and accuracy > self.best
         if self.writes:
@@ -64,7 +94,8 @@ class Run:
             kept = [old for old in _lines(path) if old["epoch"] < self.epoch]
             with written(path) as file:
                 file.write("".join(json.dumps(own) + "\n" for own in (*kept, line)).encode())
-            weights = _within(model, "network.")
+            transient = {f"objective.{name}" for name in trainee.objective.transient}
+            weights = {name.removeprefix("network."): own for name, own in model.items() if name not in transient}
             notes = {"epoch": str(self.epoch), "accuracy": str(accuracy)}
             save(self.folder / "last.safetensors", weights, notes)
             if better:
@@ -75,7 +106,13 @@ class Run:
 
     def save(self, trainee: nn.Module, optimizer: torch.optim.Optimizer) -> None:
         """Write the state."""
-        self._save(*_whole(trainee, optimizer))
+        self._save(*self._finite(*_whole(trainee, optimizer)))
+
+    def _finite(self, *parts: dict[str, Tensor]) -> tuple[dict[str, Tensor], ...]:
+        """What may be written."""
+        if not all(bool(own.isfinite().all()) for own in parts[0].values() if own.is_floating_point()):
+            raise self.fail("the weights are not finite")
+        return parts
 
     def _save(self, model: Mapping[str, Tensor], momentum: Mapping[str, Tensor]) -> None:
         if not self.writes:
@@ -83,7 +120,11 @@ class Run:
         tensors = {f"trainee.{name}": value for name, value in model.items()}
         tensors |= {f"momentum.{name}": value for name, value in momentum.items()}
         tensors |= {"rng": torch.get_rng_state(), "sums": self.sums}
+        if torch.cuda.is_available():
+            tensors["cuda_rng"] = torch.cuda.get_rng_state()
         notes = {key: repr(getattr(self, key)) for key in ("epoch", "step", "lr", "seconds", "best")}
+        if self.scaler is not None:
+            notes["scaler"] = json.dumps(self.scaler.state_dict())
         save(self.folder / "state.safetensors", tensors, notes)
 
     def resume(self, trainee: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
@@ -92,8 +133,15 @@ class Run:
         if not path.exists():
             return False
         tensors, notes = load(path)
-        _restore(trainee, optimizer, _within(tensors, "trainee."), _within(tensors, "momentum."))
+        try:
+            _restore(trainee, optimizer, _within(tensors, "trainee."), _within(tensors, "momentum."))
+        except (RuntimeError, KeyError) as error:
+            raise InputError(f"{path}: is of another network; build the one that the run was started with") from error
         torch.set_rng_state(tensors["rng"])
+        if torch.cuda.is_available() and "cuda_rng" in tensors:
+            torch.cuda.set_rng_state(tensors["cuda_rng"])
+        if self.scaler is not None and "scaler" in notes:
+            self.scaler.load_state_dict(json.loads(notes["scaler"]))
         self.sums = tensors["sums"].to(device) * self.writes  # one process holds what all have summed
         self.epoch, self.step = int(notes["epoch"]), int(notes["step"])
         self.lr, self.seconds, self.best = (float(notes[key]) for key in ("lr", "seconds", "best"))
@@ -157,6 +205,27 @@ def save(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) ->
         file.write(write(contiguous, dict(notes)))
 
 
+def _plain(value: Any) -> Any:
+    """Paths and numpy's numbers as JSON has them."""
+    return value.item() if hasattr(value, "item") else str(value)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    """What the config file of a run holds."""
+    path = folder / "config.json"
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file; name the folder of a run") from error
+    except ValueError as error:
+        raise InputError(f"{path}: is no JSON ({error}); mend it, or choose another folder") from error
+    known = {own.name for own in dataclasses.fields(Config)} | GIVEN
+    unknown = sorted(set(settings) - known)
+    if unknown:
+        raise InputError(f"{path}: there is no setting {unknown[0]!r}; there are {', '.join(sorted(known - GIVEN))}")
+    return settings
+
+
 def _lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -168,15 +237,16 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 def read_config(folder: str | Path) -> Config:
     """The settings of a run."""
-    path = Path(folder).expanduser() / "config.json"
-    if not path.exists():
-        raise InputError(f"{path}: there is no such file; name the folder of a run")
-    return Config(**json.loads(path.read_text()))
+    settings = _settings(Path(folder).expanduser())
+    return Config(**{key: value for key, value in settings.items() if key not in GIVEN})
 
 
-def load_weights(network: nn.Module, path: Path) -> None:
-    """Put the weights of a file into a network that was built alike."""
-    weights, _ = load(path)
+def load_weights(network: Network, path: Path) -> None:
+    """Put the weights of a file, or of a run's folder, into a network that was built alike."""
+    path = path / "last.safetensors" if path.is_dir() else path
+    weights = {name: own for name, own in load(path)[0].items() if not name.startswith("objective.")}
+    if "classifier.threshold" in weights and type(network.classifier) is nn.Linear:
+        apply_spcp(network, rho_norm=0.0, classifier="classifier")  # how it truncates is in the file
     own = network.state_dict()
     wrong = sorted(weights.keys() ^ own.keys()) or [
         key for key in own if isinstance(own[key], Tensor) and own[key].shape != weights[key].shape
@@ -201,17 +271,22 @@ def load_network(
     """The network of a run, with its `last` or `best` weights, in evaluation mode, and its objective.
 
     The paper's rule is the last: the threshold is that of the end of training. A benchmark, network or objective that
-    `train` was given in place of the config's has to be given here too.
+    `train` was given in place of the config's has to be given here too; the network stays as it is, and a copy comes
+    back with the weights.
     """
     folder = Path(folder).expanduser()
     config = read_config(folder)
     if network is None:
         net = build_network(config, benchmark or load_benchmark(config.benchmark, config.root))
     else:
-        net = adapt(network)
-    objective = objective or build_objective(config)
+        net = adapt(copy.deepcopy(network))
+    objective = copy.deepcopy(objective) if objective is not None else build_objective(config)
     objective.prepare(net, max(1, config.epochs))
-    load_weights(net, folder / f"{which}.safetensors")
-    state, _ = load(folder / "state.safetensors")
-    objective.load_state_dict(_within(state, "trainee.objective."))
+    path = folder / f"{which}.safetensors"
+    if which == "best" and not path.exists() and (folder / "last.safetensors").exists():
+        raise InputError(f"{folder}: has no best weights, for it had no validation data; take the last")
+    load_weights(net, path)
+    missing, unknown = objective.load_state_dict(_within(load(path)[0], "objective."), strict=False)
+    if unknown or set(missing) - set(objective.transient):
+        raise InputError(f"{path}: its weights are of another training method; give the one it was trained with")
     return net.eval(), objective.eval()

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import networks
-from ..data import AudioTransform, Benchmark
+from ..data import Benchmark
 from ..errors import InputError
 from ..networks import Network
 from ..objectives import METHODS, Objective
@@ -42,12 +42,13 @@ class Config:
 
 
 # The paper's settings, and the embedded data's. SGD with Nesterov momentum and a cosine per iteration everywhere;
-# `rho_norm` is for the methods that bound contributions.
+# `rho_norm` and `subset` are for the methods that bound contributions.
+LARGE = {"rho_norm": 0.4, "subset": 16}
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "cifar10": {"network": "resnet18", "epochs": 100, "batch_size": 128, "lr": 0.1, "rho_norm": 3.0},
     "cifar100": {"network": "resnet18", "epochs": 100, "batch_size": 128, "lr": 0.1, "rho_norm": 0.5},
-    "imagenet200": {"network": "resnet18_224", "epochs": 90, "batch_size": 256, "lr": 0.1, "rho_norm": 0.4},
-    "imagenet": {"network": "resnet18_224", "epochs": 90, "batch_size": 256, "lr": 0.1, "rho_norm": 0.4},
+    "imagenet200": {"network": "resnet18_224", "epochs": 90, "batch_size": 256, "lr": 0.1, **LARGE},
+    "imagenet": {"network": "resnet18_224", "epochs": 90, "batch_size": 256, "lr": 0.1, **LARGE},
     "digits": {"network": "cnn", "epochs": 40, "batch_size": 100, "lr": 0.05, "rho_norm": 1.0},
 }
 OTHERS: Mapping[str, Any] = {**DEFAULTS["digits"], "network": "resnet18"}  # for a user's own data
@@ -57,6 +58,9 @@ DEPARTURES: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
     ("cider", None): {"batch_size": 512, "lr": 0.5, "warmup": 10, "weight_decay": 1e-4},
     ("cider", "cifar100"): {"options": {"momentum": 0.5}},
     ("cider", "digits"): {"batch_size": 200, "lr": 0.1, "warmup": 2},
+    ("snn", "cifar100"): {"options": {"share": 0.05}},
+    ("snn", "imagenet200"): {"options": {"share": 0.35}},
+    ("snn", "imagenet"): {"options": {"share": 0.35}},
     ("logitnorm+spcp", "imagenet200"): {"options": {"rho_norm": 2.0}},
 }
 
@@ -71,15 +75,20 @@ def config_for(benchmark: str, method: str = "plain", **changes: Any) -> Config:
     unknown = sorted(set(changes) - known)
     if unknown:
         raise InputError(f"a run has no setting {unknown[0]!r}; there are {', '.join(sorted(known))}")
+    benchmark = benchmark if benchmark.endswith(".toml") else benchmark.lower()
     settings = dict(DEFAULTS.get(benchmark, OTHERS))
-    rho_norm = settings.pop("rho_norm")
-    options = {key: rho_norm if value is None else value for key, value in _method(method)[1].items()}
+    bound: dict[str, Any] = {key: settings.pop(key) for key in ("rho_norm", "subset") if key in settings}
+    options = {key: bound[key] if value is None else value for key, value in _method(method)[1].items()}
+    if "rho_norm" in options:
+        options = bound | options
     alone = method.removesuffix("+spcp")
     for key in ((alone, None), (alone, benchmark), (method, benchmark)):
         departure = dict(DEPARTURES.get(key, {}))
         options |= departure.pop("options", {})
         settings |= departure
     options |= changes.pop("options", {})
+    if "warmup" in settings:  # the same share of a shorter or longer run
+        settings["warmup"] = round(settings["warmup"] * changes.get("epochs", settings["epochs"]) / settings["epochs"])
     return Config(**(settings | {"benchmark": benchmark, "method": method, "options": options} | changes))
 
 
@@ -89,11 +98,40 @@ def _method(name: str) -> tuple[type[Objective], Mapping[str, Any]]:
     return METHODS[name]
 
 
+def check(config: Config) -> None:
+    """Say which setting cannot be."""
+    numbers: dict[str, tuple[Any, float, float]] = {
+        "epochs": (int, 1, math.inf),
+        "batch_size": (int, 1, math.inf),
+        "lr": ((int, float), 0, math.inf),
+        "min_lr": ((int, float), 0, math.inf),
+        "warmup": (int, 0, config.epochs - 1 if isinstance(config.epochs, int) else math.inf),
+        "momentum": ((int, float), 0, 1),
+        "weight_decay": ((int, float), 0, math.inf),
+        "seed": (int, 0, 2**63 - 1),
+        "save_every": ((int, float), 0, math.inf),
+    }
+    if config.width is not None:
+        numbers["width"] = (int, 1, math.inf)
+    for name, (kind, low, high) in numbers.items():
+        value: Any = getattr(config, name)
+        if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
+            what = "a whole number" if kind is int else "a number"
+            limit = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+            raise InputError(f"{name} = {value!r} must be {what}, {limit}")
+    if not isinstance(config.options, Mapping):
+        raise InputError(f"options = {config.options!r} must be a dictionary of the method's options, such as rho_norm")
+
+
 def build_objective(config: Config) -> Objective:
     """The training method of a run."""
-    objective, _ = _method(config.method)
+    objective, own = _method(config.method)
+    options = {**own, **config.options}
+    missing = next((key for key, value in options.items() if value is None and own.get(key, 0) is None), None)
+    if missing:
+        raise InputError(f"{config.method}: needs {missing} among its options; config_for gives the paper's")
     try:
-        return objective(**config.options)
+        return objective(**options)
     except (TypeError, ValueError) as error:
         raise InputError(f"{config.method}: {error}") from error
 
@@ -104,11 +142,16 @@ def build_network(config: Config, benchmark: Benchmark) -> Network:
         raise InputError(f"no network {config.network!r}; there are {', '.join(networks.NETWORKS)}")
     build: Any = networks.NETWORKS[config.network]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}
+    x, _ = next(iter(benchmark.loader("test", batch_size=1)))
     if "inputs" in inspect.signature(build).parameters:
-        x, _ = next(iter(benchmark.loader("test", batch_size=1)))
         options["inputs"] = x[0].numel()
-    elif benchmark.transform is not None:
-        options["channels"] = 1 if isinstance(benchmark.transform, AudioTransform) else benchmark.transform.channels
+    elif x.ndim != 4:
+        raise InputError(
+            f"{benchmark.name}: its samples are {tuple(x.shape[1:])}, no images, for which {config.network} is; choose "
+            "the network mlp"
+        )
+    else:
+        options["channels"] = x.shape[1]
     network: Network = build(len(benchmark.classes), **options)
     return network
 
@@ -131,7 +174,7 @@ def precision_of(config: Config) -> str:
     if config.precision != "auto":
         return config.precision
     if torch.cuda.is_available():
-        fast = torch.cuda.is_bf16_supported()
+        fast = torch.cuda.is_bf16_supported(including_emulation=False)
     else:
         fast = bool(getattr(torch.cpu, "_is_avx512_bf16_supported", lambda: False)())
     return "bf16-mixed" if fast else "32-true"
