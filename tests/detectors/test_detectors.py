@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from spcp import SPCPLinear, detectors
 from spcp.calibration import build_score
 from spcp.detectors import SCORES, Score, plain_head
+from spcp.detectors.knn import top_similarities
 from spcp.errors import InputError
 from spcp.features import Features
 
@@ -249,3 +250,15 @@ def test_bad_names_and_options() -> None:
         detectors.Mahalanobis().fit(Features.of(torch.randn(9, D), torch.randn(9, K)), head)
     with pytest.raises(InputError, match=r"they must be \(N, D\), \(N, K\) and \(N,\)"):
         Features.of(torch.randn(9, D), torch.randn(8, K))
+
+
+@pytest.mark.parametrize(("rows", "bank", "k"), [(5, 5000, 3), (2100, 4096, 50), (3, 100, 100), (7, 6151, 1)])
+@pytest.mark.parametrize("ties", [False, True])
+def test_nearest_neighbours_in_tiles(rows: int, bank: int, k: int, ties: bool) -> None:
+    """Several tiles of rows and columns, some of them odd, against a sort."""
+    torch.manual_seed(0)
+    f, own = torch.randn(rows, 4), torch.randn(bank, 4)
+    if ties:
+        f, own = f.round(), own.round()
+    found = top_similarities(f, own, k).sort(1, descending=True).values
+    torch.testing.assert_close(found, (f @ own.t()).sort(1, descending=True).values[:, :k])

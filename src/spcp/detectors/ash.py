@@ -20,7 +20,7 @@ def survivors(size: int, percentile: float) -> int:
 def ash(h: Tensor, percentile: float, kind: Kind) -> Tensor:
     """The k largest features survive. b: all as sum(h) / k; s: times exp(sum before / sum after); p: as they are."""
     k = survivors(h.shape[1], percentile)
-    top = h.topk(k, 1)
+    top = h.topk(k, 1, sorted=False)
     if kind == "b":
         values = (h.sum(1, keepdim=True) / k).expand(-1, k)
     elif kind == "s":

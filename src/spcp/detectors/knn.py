@@ -8,13 +8,45 @@ import torch
 from torch import Tensor, nn
 
 from ..features import Features
-from .base import Score, chunks, unit
+from .base import Score, unit
+
+ROWS, COLUMNS, BLOCK = 2048, 2048, 16  # a tile of similarities, and how many are looked at together
 
 
-def kth_similarity(f: Tensor, bank: Tensor, k: int) -> Tensor:
-    """The k-th largest of `f . bank_i`, (B,)."""
-    parts = [(own @ bank.t()).topk(k, 1, sorted=False).values.amin(1) for own in chunks(f, len(bank))]
-    return torch.cat(parts)
+def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
+    """The k largest of `f . bank_i` for each row of f, (B, k), in any order.
+
+    The product is made in tiles, which pack well and take little memory. Of a tile, only what exceeds the smallest of a
+    row's k best so far can change them: after the first few that is next to nothing, found by the maxima of blocks.
+    """
+    buffer = f.new_empty(ROWS * COLUMNS)
+    found = []
+    for own in f.split(ROWS):
+        best = f.new_full((len(own), k), -torch.inf)
+        for part in bank.split(COLUMNS):
+            tile = buffer[: len(own) * len(part)].view(len(own), len(part))
+            best = _better(best, torch.mm(own, part.t(), out=tile))
+        found.append(best)
+    return torch.cat(found) if found else f.new_empty(0, k)
+
+
+def _better(best: Tensor, tile: Tensor) -> Tensor:
+    """The k largest of each row of both."""
+    k, floor = best.shape[1], best.amin(1)
+    blocks = tile.shape[1] // BLOCK
+    if not floor.isfinite().all() or tile.shape[1] % BLOCK:
+        both = torch.cat([best, tile], 1)
+        return both.topk(k, 1, sorted=False).values
+    grid = tile.view(len(tile), BLOCK, blocks)
+    row, block = (grid.amax(1) > floor[:, None]).nonzero(as_tuple=True)
+    values = grid[row, :, block]  # (blocks that hold something, BLOCK)
+    which, place = (values > floor[row, None]).nonzero(as_tuple=True)
+    row = row[which]  # still in order
+    count = torch.bincount(row, minlength=len(tile))
+    start = count.cumsum(0) - count
+    better = best.new_full((len(tile), int(count.max())), -torch.inf)
+    better[row, torch.arange(len(row), device=row.device) - start[row]] = values[which, place]
+    return torch.cat([best, better], 1).topk(k, 1, sorted=False).values
 
 
 class KNN(Score):
@@ -38,4 +70,4 @@ class KNN(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return 2 * kth_similarity(unit(h), self.bank, min(self.k, len(self.bank))) - 2
+        return 2 * top_similarities(unit(h), self.bank, min(self.k, len(self.bank))).amin(1) - 2

@@ -20,8 +20,9 @@ def whitening(covariance: Tensor) -> Tensor:
 
 def nearest_distance(h: Tensor, centre: Tensor, whiten: Tensor, means: Tensor) -> Tensor:
     """The smallest `(h - mu_c)' S^-1 (h - mu_c)`, (B,); `means` are the whitened `mu_c - centre`."""
-    u = (h - centre) @ whiten  # small numbers, so that the square below loses no digits
-    return (u.square().sum(1)[:, None] + means.square().sum(1) - 2 * u @ means.t()).amin(1)
+    u = (h - centre) @ whiten  # small numbers, so that the squares below lose no digits
+    apart = torch.addmm(means.square().sum(1), u, means.t(), alpha=-2)  # (B, K), less what all classes share
+    return apart.amin(1) + u.norm(dim=1).square()
 
 
 class Mahalanobis(Score):

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..features import Features
-from .base import Score, chunks, energy, unit
+from .base import Score, energy, unit
+from .knn import top_similarities
 
 
 class NNGuide(Score):
@@ -34,8 +35,4 @@ class NNGuide(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        k = min(self.k, len(self.bank))
-        near = [
-            (own @ self.bank.t()).topk(k, 1, sorted=False).values.mean(1) for own in chunks(unit(h), len(self.bank))
-        ]
-        return energy(z) * torch.cat(near)
+        return energy(z) * top_similarities(unit(h), self.bank, min(self.k, len(self.bank))).mean(1)
