@@ -37,7 +37,7 @@ CLOSE = 1e-3
 Scorer = Callable[[], Tensor]
 
 
-def peak(function: Scorer) -> float:
+def peak(function: Callable[[], object]) -> float:
     """MB that a call needs on top of what there was."""
     gc.collect()
     ctypes.CDLL("libc.so.6").malloc_trim(0)

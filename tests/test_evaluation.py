@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from spcp import apply_spcp, data
-from spcp.detectors import SCORES
+from spcp.detectors import SCORES, Score
 from spcp.errors import InputError
 from spcp.evaluation import USUAL, Evaluation, Table, evaluate, over_seeds
 from spcp.metrics import metrics
@@ -127,9 +127,22 @@ def test_search_takes_the_first_of_the_best_without_another_pass(net: Net, tmp_p
         best = next(values for values in areas if areas[values] == max(areas.values()))
         assert tuple(found.options[key] for key in kind.sweep) == best, name
     assert net.seen[0] <= passed + 600  # the training set, once
-    bare = Evaluation(net, data.Benchmark("bare", None, tuple("abc"), benchmark().train, None, benchmark().test))
-    with pytest.raises(InputError, match="has no validation sets to search on"):
+    own = benchmark()
+    bare = Evaluation(net, data.Benchmark("bare", None, tuple("abc"), own.train, None, own.test), folder=tmp_path)
+    with pytest.raises(InputError, match="has no validation set to search on"):
         bare.search("knn")
+    noisy = Evaluation(net, data.Benchmark("noisy", None, tuple("abc"), own.train, own.val, own.test), folder=tmp_path)
+    assert noisy.search("knn").options["k"] in SCORES["knn"][0].sweep["k"]
+    assert len(noisy.features("ood_val/noise")) == 1000
+
+
+def test_a_score_of_ones_own(net: Net, tmp_path: Path) -> None:
+    class Norm(Score):
+        def score(self, h: torch.Tensor, z: torch.Tensor, head: nn.Linear) -> torch.Tensor:
+            return -h.norm(dim=1)
+
+    table = evaluate(net, benchmark(), [Norm(), "msp"], folder=tmp_path)
+    assert table.get("Norm", "far")["auroc"] > 50
 
 
 def test_forms_of_a_table(net: Net, tmp_path: Path) -> None:

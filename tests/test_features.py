@@ -53,7 +53,7 @@ def bank(model: nn.Module, folder: Path, own: Any = None, **options: Any) -> Fea
 
 
 def shards(folder: Path) -> list[Path]:
-    return sorted(folder.glob("banks/*/*.safetensors"))
+    return sorted(folder.glob("banks/*/*.safetensors"), key=lambda path: path.stat().st_mtime_ns)  # as they were made
 
 
 def test_one_pass_gives_features_logits_labels_and_classes(tmp_path: Path) -> None:
@@ -127,6 +127,15 @@ def test_whatever_changes_the_numbers_changes_the_bank(tmp_path: Path) -> None:
     build_bank(model, images(), other, folder=tmp_path, batch_size=16)
     assert model.seen[0] > built
     assert model_key(networks.mlp(3, inputs=4)) != model_key(networks.mlp(3, inputs=4), objectives.T2FNorm())
+
+
+def test_data_that_grows_only_adds_shards(tmp_path: Path) -> None:
+    model = Counting()
+    bank(model, tmp_path, data.take(images(), range(70)))  # 32, 32, 6
+    model.seen[0] = 0
+    grown = bank(model, tmp_path)
+    assert model.seen == [36]
+    assert torch.equal(grown.h, bank(Counting(), tmp_path / "elsewhere").h)
 
 
 def test_a_bank_that_was_cut_short_is_continued(tmp_path: Path) -> None:

@@ -81,10 +81,32 @@ def test_the_training_guides_code_runs(tmp_path: Path, monkeypatch: pytest.Monke
         assert f"`{method}`" in text, method
 
 
+def test_the_detection_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
+    from spcp.detectors import SCORES
+    from spcp.networks import cnn
+
+    def build_model() -> nn.Module:
+        torch.manual_seed(0)
+        return cnn(10, channels=1, width=4)
+
+    text = (ROOT / "docs/detect.md").read_text()
+    x = torch.randn(100, 1, 28, 28)
+    scores = torch.randn(50)
+    names: dict[str, object] = {"build_model": build_model, "model": build_model(), "x_validation": x, "x_new": x[:9]}
+    names |= {"id_scores": scores + 1, "ood_scores": scores, "other_id_scores": scores, "other_ood_scores": scores * 2}
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(code, names)
+    assert (tmp_path / "results.csv").exists()
+    for name in SCORES:
+        assert f"| `{name}` |" in text, name
+
+
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("architecture", "data", "performance", "training")),
+    *(f"docs/{name}.md" for name in ("architecture", "data", "detect", "performance", "training")),
 ]
 
 

@@ -1,6 +1,10 @@
 """spcp: out-of-distribution detection by shaping parameter contribution patterns."""
 
+__version__ = "0.1.0.dev0"  # first: a part of the keys of banks
+
 from . import data as data
+from .calibration import Detection as Detection
+from .calibration import Detector as Detector
 from .contributions import Explanation as Explanation
 from .contributions import Pattern as Pattern
 from .contributions import Sparsity as Sparsity
@@ -14,5 +18,4 @@ from .contributions import find_classifier as find_classifier
 from .contributions import fit_threshold as fit_threshold
 from .contributions import remove_spcp as remove_spcp
 from .contributions import sparsity as sparsity
-
-__version__ = "0.1.0.dev0"
+from .evaluation import evaluate as evaluate

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from .atomic import written
 from .calibration import build_score
 from .contributions import find_classifier
-from .data import Benchmark, ImageTransform, Loader, load_benchmark
+from .data import Benchmark, ImageTransform, Loader, load_benchmark, noise, prepare
 from .detectors import SCORES, Score, plain_head
 from .errors import InputError
 from .features import Features, build_bank, device_of, outputs_of
@@ -29,6 +29,7 @@ from .training import load_network, read_config
 
 # What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
 USUAL = tuple(name for name in SCORES if name not in ("odin", "mos"))
+NOISE = "ood_val/noise"
 MEASURES = ("fpr95", "auroc", "aupr_in", "aupr_out", "fpr95_id")
 NAMES = {"fpr95": "FPR95", "auroc": "AUROC", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out", "fpr95_id": "FPR95-id"}
 CONVENTION = (
@@ -164,6 +165,8 @@ class Evaluation:
         """Of the set "train" or "near/tin", say: by the test transform, in order."""
         if role not in self._banks:
             known = self.benchmark.sets()
+            if role == NOISE and self.benchmark.val is not None:
+                known[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
             if role not in known:
                 raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(known)}")
             found = build_bank(
@@ -197,13 +200,12 @@ class Evaluation:
         """The best of a detector's sweep: ID validation against OOD validation, largest AUROC, the first on ties.
 
         Every combination is fitted anew, on the banks alone. `odd` is the role of the OOD set; by default the
-        benchmark's first for validation.
+        benchmark's first for validation, and where it has none, Gaussian noise like the validation set.
         """
         kind = build_score(name, **self.options(name))
-        roles = [role for role in self.benchmark.sets() if role.startswith("ood_val/")]
-        odd = odd or next(iter(roles), None)
-        if odd is None or self.benchmark.val is None:
-            raise InputError(f"{self.benchmark.name}: has no validation sets to search on; give it val and ood_val")
+        if self.benchmark.val is None:
+            raise InputError(f"{self.benchmark.name}: has no validation set to search on; give it one (val)")
+        odd = odd or next((role for role in self.benchmark.sets() if role.startswith("ood_val/")), NOISE)
         best, found = -1.0, kind
         for values in itertools.product(*kind.sweep.values()):
             score = self.fit(build_score(name, **(kind.options | dict(zip(kind.sweep, values, strict=True)))))
@@ -221,22 +223,27 @@ class Evaluation:
             return {"std": transform.std}
         return {}
 
-    def table(self, detectors: Iterable[str] = USUAL, *, search: bool = False, full_spectrum: bool = False) -> Table:
+    def table(
+        self, detectors: Iterable[str | Score] = USUAL, *, search: bool = False, full_spectrum: bool = False
+    ) -> Table:
         """Every detector on every near and far set.
 
         Args:
-            detectors: names, see `spcp.detectors.SCORES`.
+            detectors: names, see `spcp.detectors.SCORES`, or scores of one's own.
             search: choose hyperparameters first, see `search`.
             full_spectrum: count the shifted sets as ID too.
         """
-        names = list(detectors)
+        chosen = {own if isinstance(own, str) else type(own).__name__: own for own in detectors}
         groups = {"near": list(self.benchmark.near), "far": list(self.benchmark.far)}
         shifted = [f"shifted/{name}" for name in self.benchmark.shifted] if full_spectrum else []
         rows: list[dict[str, Any]] = []
         kept: dict[tuple[str, str], Tensor] = {}
         accuracy = self.features("test").accuracy() * 100
-        for name in track(names, "detectors", len(names)):
-            score = self.search(name) if search else self.fit(build_score(name, **self.options(name)))
+        for name, own_score in track(chosen.items(), "detectors", len(chosen)):
+            if isinstance(own_score, Score):
+                score = self.fit(own_score)
+            else:
+                score = self.search(name) if search else self.fit(build_score(name, **self.options(name)))
             for role in ("test", *shifted, *(f"{group}/{own}" for group, sets in groups.items() for own in sets)):
                 kept[name, role] = self.scores(score, role)
             known = torch.cat([kept[name, role] for role in ("test", *shifted)])
@@ -270,7 +277,7 @@ def scores_of_inputs(
 def evaluate(
     model: nn.Module | str | Path,
     benchmark: Benchmark | str | None = None,
-    detectors: Iterable[str] = USUAL,
+    detectors: Iterable[str | Score] = USUAL,
     *,
     search: bool = False,
     full_spectrum: bool = False,

@@ -1,8 +1,9 @@
 """One pass over a data set gives what all detectors need; a bank keeps it on disk.
 
-A bank is a folder of shards (safetensors, memory-mapped) under a key of everything its numbers depend on: the weights,
-the data, the transform, and the code. So changed weights or data never return old numbers. A bank that was cut short is
-continued, a damaged shard is found out by its checksum and made again, and two processes may build the same one.
+A bank is a folder of shards (safetensors, memory-mapped) under a key of the weights, the transform and the code; each
+shard is named by the contents of the samples in it. So changed weights or data never return old numbers, and data that
+grows only adds shards. A bank that was cut short is continued, a damaged shard is found out by its checksum and made
+again, and two processes may build the same one.
 """
 
 from __future__ import annotations
@@ -212,15 +213,15 @@ def build_bank(
             one they are passed through the network each time.
     """
     loader = Loader(data, transform, batch_size=batch_size, device=device_of(model))
-    content = key or content_key(loader.data, transform)
     base = Path(folder).expanduser() if folder is not None else cache_folder()
-    if content is None or base is None:
+    per = max(1, SHARD // batch_size)  # batches in a shard
+    count, size = len(loader.data), per * batch_size
+    ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    names = [key_of(key, own) if key else content_key(loader.data, transform, own) for own in ranges]
+    if base is None or None in names:
         return extract(model, loader, objective=objective, classifier=classifier)
-    name = key_of("bank", model_key(model, objective, classifier), content, repr(transform), str(dtype), batch_size)
-    bank = base / "banks" / name
-    rows = SHARD // batch_size * batch_size or batch_size
-    per, count = rows // batch_size, -(-len(loader.data) // rows)
-    paths = [bank / f"{i:05}.safetensors" for i in range(count)]
+    bank = base / "banks" / key_of("bank", model_key(model, objective, classifier), repr(transform), str(dtype))
+    paths = [bank / f"{name}.safetensors" for name in names]
     shards = [_read_shard(path) for path in paths]
     missing = [i for i, shard in enumerate(shards) if shard is None]
     if missing:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -97,8 +97,10 @@ def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
         parts: called for each pass.
         percent: from 0 to 100.
     """
-    upper = sum(np.bincount(_ordered(part) >> 16, minlength=1 << 16) for part in parts())
-    total = int(np.sum(upper))
+    upper = np.zeros(1 << 16, dtype=np.int64)
+    for codes in _ordered(parts()):
+        upper += np.bincount(codes >> 16, minlength=1 << 16)
+    total = int(upper.sum())
     if not total:
         raise ValueError("a percentile needs at least one number")
     place = (total - 1) * percent / 100
@@ -106,8 +108,7 @@ def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
     ends = np.cumsum(upper)
     bins = sorted({int(np.searchsorted(ends, rank, "right")) for rank in (low, high)})
     lower = {own: np.zeros(1 << 16, dtype=np.int64) for own in bins}
-    for part in parts():
-        codes = _ordered(part)
+    for codes in _ordered(parts()):
         for own in bins:
             lower[own] += np.bincount(codes[codes >> 16 == own] & 0xFFFF, minlength=1 << 16)
 
@@ -121,7 +122,9 @@ def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
     return at(low) + (at(high) - at(low)) * (place - low)
 
 
-def _ordered(part: Tensor) -> np.ndarray:
-    """Numbers from 0 to 2^32 - 1 in the order of the floats."""
-    bits = part.detach().float().cpu().contiguous().flatten().numpy().view(np.uint32)
-    return np.where(bits & 0x8000_0000, ~bits, bits | 0x8000_0000).astype(np.int64)
+def _ordered(parts: Iterable[Tensor]) -> Iterator[np.ndarray]:
+    """Numbers from 0 to 2^32 - 1 in the order of the floats, some at a time."""
+    for part in parts:
+        for piece in part.detach().float().cpu().contiguous().flatten().split(1 << 18):
+            bits = piece.numpy().view(np.uint32)
+            yield np.where(bits & 0x8000_0000, ~bits, bits | 0x8000_0000)

@@ -489,13 +489,15 @@ def _key(data: FileSet, transform: Transform) -> str:
     return key_of("prepared", str(data.root.resolve()), files, how, "2")
 
 
-def content_key(data: DataSet, transform: Transform) -> str | None:
-    """A short name for the contents of a set, labels included; None for items of somebody else's, which may change."""
+def content_key(data: DataSet, transform: Transform, rows: range) -> str | None:
+    """A short name for the contents of some rows, labels included; None for items of others, which may change."""
     if isinstance(data, TensorSet):
-        digest = hashlib.sha256(f"{tuple(data.x.shape)} {data.x.dtype}".encode())
-        for tensor in (data.x, data.y):
+        part = slice(rows.start, rows.stop)
+        digest = hashlib.sha256(f"{tuple(data.x.shape[1:])} {data.x.dtype}".encode())
+        for tensor in (data.x[part], data.y[part]):
             digest.update(raw(tensor))
-        return digest.hexdigest()
+        return digest.hexdigest()[:32]
     if isinstance(data, FileSet):
-        return key_of(_key(data, transform), data.y.tolist())
+        own = cast("FileSet", take(data, rows))
+        return key_of(_key(own, transform), own.y.tolist())
     return None

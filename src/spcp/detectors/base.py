@@ -27,6 +27,7 @@ class Score(nn.Module):
     sweep: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values to search among, OpenOOD's
     fitted_on: ClassVar[Literal["train", "val"] | None] = None
     state: ClassVar[tuple[str, ...]] = ()
+    rows: ClassVar[int] = 1024  # that are scored together: what is in between stays in the cache
     needs_inputs: ClassVar[bool] = False  # whether features and logits are not enough
 
     def __init__(self) -> None:
@@ -57,7 +58,13 @@ class Score(nn.Module):
     @torch.no_grad()
     def scores(self, data: Features, head: nn.Linear) -> Tensor:
         """Of a whole set, (N,), part by part."""
-        return torch.cat([self(h, z, head) for h, z, *_ in data.parts()])
+        return torch.cat(
+            [
+                self(own, logits, head)
+                for h, z, *_ in data.parts()
+                for own, logits in zip(h.split(self.rows), z.split(self.rows), strict=True)
+            ]
+        )
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.state:  # fitted buffers have whatever size they came out with
@@ -68,7 +75,7 @@ class Score(nn.Module):
 
 def energy(z: Tensor, T: float = 1.0) -> Tensor:
     """`T logsumexp(z / T)`"""
-    return T * torch.logsumexp(z / T, 1)
+    return torch.logsumexp(z, 1) if T == 1 else T * torch.logsumexp(z / T, 1)
 
 
 def threshold_of(head: nn.Linear) -> Tensor | None:

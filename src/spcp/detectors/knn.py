@@ -22,22 +22,21 @@ def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
     buffer = f.new_empty(ROWS * COLUMNS)
     found = []
     for own in f.split(ROWS):
-        best = f.new_full((len(own), k), -torch.inf)
+        best = f.new_empty(len(own), 0)
         for part in bank.split(COLUMNS):
             tile = buffer[: len(own) * len(part)].view(len(own), len(part))
-            best = _better(best, torch.mm(own, part.t(), out=tile))
+            best = _better(best, torch.mm(own, part.t(), out=tile), k)
         found.append(best)
     return torch.cat(found) if found else f.new_empty(0, k)
 
 
-def _better(best: Tensor, tile: Tensor) -> Tensor:
-    """The k largest of each row of both."""
-    k, floor = best.shape[1], best.amin(1)
-    blocks = tile.shape[1] // BLOCK
-    if not floor.isfinite().all() or tile.shape[1] % BLOCK:
-        both = torch.cat([best, tile], 1)
-        return both.topk(k, 1, sorted=False).values
-    grid = tile.view(len(tile), BLOCK, blocks)
+def _better(best: Tensor, tile: Tensor, k: int) -> Tensor:
+    """The k largest of each row of both, or all if there are fewer."""
+    if best.shape[1] < k or tile.shape[1] % BLOCK:
+        both = torch.cat([best, tile], 1) if best.shape[1] else tile
+        return both.topk(min(k, both.shape[1]), 1, sorted=False).values
+    floor = best.amin(1)
+    grid = tile.view(len(tile), BLOCK, -1)
     row, block = (grid.amax(1) > floor[:, None]).nonzero(as_tuple=True)
     values = grid[row, :, block]  # (blocks that hold something, BLOCK)
     which, place = (values > floor[row, None]).nonzero(as_tuple=True)
@@ -57,6 +56,7 @@ class KNN(Score):
     sweep = {"k": (50, 100, 200, 500, 1000)}  # noqa: RUF012
     fitted_on = "train"
     state = ("bank",)
+    rows = ROWS
     bank: Tensor
 
     def __init__(self, *, k: int = 50) -> None:
