@@ -11,14 +11,12 @@ equal to 1e-3; all metrics on 100 000 scores, with the interval of the AUROC, at
 from __future__ import annotations
 
 import argparse
-import ctypes
-import gc
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from memory import peak
 from timing import finish, interleaved, machine, ratio
 from torch import Tensor, nn
 
@@ -35,19 +33,6 @@ SHAPES = [(50_000, 10_000, 512, 10), (50_000, 10_000, 512, 100), (20_000, 500, 2
 SLOW = {10: 10.0, 100: 50.0, 1000: 100.0}  # Mahalanobis, DICE, GradNorm: aims by K
 CLOSE = 1e-3
 Scorer = Callable[[], Tensor]
-
-
-def peak(function: Callable[[], object]) -> float:
-    """MB that a call needs on top of what there was."""
-    gc.collect()
-    ctypes.CDLL("libc.so.6").malloc_trim(0)
-    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
-    status = lambda key: next(  # noqa: E731
-        int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(key)
-    )
-    before = status("VmRSS")
-    function()
-    return (status("VmHWM") - before) / 1024
 
 
 def ours(score: detectors.Score, fit: Features, test: Features, head: nn.Linear) -> Scorer:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from detectors import peak
+from memory import peak
 from timing import finish, machine
 from torch import nn
 

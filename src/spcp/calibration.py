@@ -112,7 +112,8 @@ class Detector(nn.Module):
         super().__init__()
         if head not in ("truncating", "plain"):
             raise InputError(f'head is {head!r}; it must be "truncating" or "plain"')
-        self.model, self.objective, self.head_kind, self.classifier = model, objective, head, classifier
+        self.model, self.objective, self.head_kind = model, objective, head
+        self.classifier, _ = find_classifier(model, classifier)  # looked for once
         self.score = build_score(score) if isinstance(score, str) else score
         self.alpha: float | None = None
         self.delta: float | None = None
@@ -124,7 +125,7 @@ class Detector(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The layer that makes logits of features."""
-        _, head = find_classifier(self.model, self.classifier)
+        head: Any = self.model.get_submodule(self.classifier)
         return plain_head(head) if self.head_kind == "plain" else head
 
     def features(self, data: Any) -> Features:
@@ -133,8 +134,7 @@ class Detector(nn.Module):
             return data
         batches = data.split(256) if isinstance(data, Tensor) else data
         found = extract(self.model, batches, objective=self.objective, classifier=self.classifier)
-        _, own = find_classifier(self.model, self.classifier)
-        return found if self.head is own else found.with_head(self.head)
+        return found if self.head is self.model.get_submodule(self.classifier) else found.with_head(self.head)
 
     def fit(self, data: Any) -> Self:
         """Fit the score on known samples (inputs and labels in batches, or their features)."""
@@ -148,9 +148,7 @@ class Detector(nn.Module):
             if self.score.needs_inputs:
                 return self._scores_of_inputs(data)
             found = self.features(data)
-            device = device_of(self.model)
-            scores = [self.score(h.to(device), z.to(device), self.head) for h, z, *_ in found.parts()]
-        return found.k, torch.cat(scores).cpu()
+            return found.k, self.score.scores(found, self.head)
 
     def _scores_of_inputs(self, data: Any) -> tuple[Tensor, Tensor]:
         if isinstance(data, Features):
@@ -179,7 +177,9 @@ class Detector(nn.Module):
             )
         groups = [scores]
         if by_class:
-            groups = [scores[classes == k] for k in range(self.head.out_features)]
+            network: Any = self.model
+            known = self.head.out_features if self.objective is None else self.objective.classes(network)
+            groups = [scores[classes == k] for k in range(known)]
         thresholds = []
         for k, own in enumerate(groups):
             try:
@@ -212,7 +212,7 @@ class Detector(nn.Module):
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Class, score and verdict of a batch, as one graph: for export."""
         h, z, classes = outputs_of(self.model, self.objective, self.classifier)(x)
-        if self.head is not find_classifier(self.model, self.classifier)[1]:
+        if self.head is not self.model.get_submodule(self.classifier):
             z = self.head(h)
             classes = z.argmax(1)
         scores = self.score(h, z, self.head)
@@ -239,7 +239,7 @@ class Detector(nn.Module):
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module) -> Self:
-        """A detector from its file; `model` is the network, built as it was, with any weights."""
+        """A detector from its file; `model` is the network, built anew, with any weights."""
         path = Path(path).expanduser()
         safetensors = need("safetensors", "safetensors")
         try:
@@ -295,6 +295,10 @@ def _described(objective: Objective) -> dict[str, Any]:
 def _rebuilt(about: Mapping[str, Any] | None, model: nn.Module) -> Objective | None:
     if about is None:
         return None
+    network: Any = model
     objective = METHODS[about["method"]][0](**about["options"])
-    objective.prepare(model, 1)  # type: ignore[arg-type]
+    try:
+        objective.prepare(network, 1)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the network cannot be prepared for {about['method']} ({error}); build it anew") from error
     return objective

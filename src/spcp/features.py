@@ -108,25 +108,26 @@ class Features:
     @torch.no_grad()
     def with_head(self, head: nn.Module) -> Features:
         """The same features, with the logits and classes of another head."""
-        parts = []
+        parts, device = [], device_of(head)
         for h, _, y, _ in self._parts:
-            z = torch.cat([head(own.float()) for own in h.split(SHARD)])
+            z = torch.cat([head(own.float().to(device)).cpu() for own in h.split(SHARD)])
             parts.append((h, z, y, z.argmax(1)))
         return Features(parts)
 
     def moments(self, correct: bool = False) -> Moments:
         """Of the features by label; if `correct`, of samples that are classified rightly only."""
         if ("moments", correct) not in self._known:
-            if int(self.y.min()) < 0:
-                raise InputError("some of these samples have no label; detectors are fitted on labelled ones")
-            classes = max(self.classes, int(self.y.max()) + 1)
 
-            def chosen() -> Iterator[tuple[Tensor, Tensor]]:
+            def chosen() -> Iterator[
+                tuple[Tensor, Tensor]
+            ]:  # nothing is kept of a part: bits of it would hold its memory
                 for h, z, y, _ in self.parts():
+                    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.classes:
+                        raise InputError("some of these samples have no label; detectors are fitted on labelled ones")
                     own = z.argmax(1) == y if correct else slice(None)
                     yield h[own], y[own]
 
-            self._known["moments", correct] = statistics.moments(chosen(), classes, self.size)
+            self._known["moments", correct] = statistics.moments(chosen(), self.classes, self.size)
         found: Moments = self._known["moments", correct]
         return found
 

@@ -58,13 +58,11 @@ class Score(nn.Module):
     @torch.no_grad()
     def scores(self, data: Features, head: nn.Linear) -> Tensor:
         """Of a whole set, (N,), part by part."""
-        return torch.cat(
-            [
-                self(own, logits, head)
-                for h, z, *_ in data.parts()
-                for own, logits in zip(h.split(self.rows), z.split(self.rows), strict=True)
-            ]
-        )
+        device, found = head.weight.device, []
+        for h, z, *_ in data.parts():
+            for own in zip(h.split(self.rows), z.split(self.rows), strict=True):
+                found.append(self(own[0].to(device), own[1].to(device), head).cpu())
+        return torch.cat(found)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.state:  # fitted buffers have whatever size they came out with

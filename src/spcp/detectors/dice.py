@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Self
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
@@ -25,8 +24,9 @@ class DICE(Score):
     paper = "DICE: Leveraging Sparsification for Out-of-Distribution Detection, ECCV 2022"
     formula = "logsumexp((W * keep) h + b)"
     fitted_on = "train"
-    state = ("keep",)
-    keep: Tensor
+    state = ("weight",)
+    rows = 4096
+    weight: Tensor  # (K, D) what is kept of the head's
 
     def __init__(self, *, p: float = 90.0) -> None:
         super().__init__()
@@ -35,11 +35,10 @@ class DICE(Score):
     def fit(self, data: Features, head: nn.Linear) -> Self:
         """Learn which weights to keep."""
         mean = entering(data.moments().whole_mean[None], head)[0].to(head.weight.device)
-        self.keep = dice_mask(head.weight, mean, self.p)
+        self.weight = head.weight.detach() * dice_mask(head.weight, mean, self.p)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        kept = {"weight": head.weight.detach() * self.keep}
-        logits: Tensor = functional_call(head, kept, (h,))
-        return energy(torch.as_tensor(logits))
+        logits: Tensor = functional_call(head, {"weight": self.weight}, (h,))
+        return energy(logits)

@@ -19,6 +19,7 @@ class ReAct(Score):
     sweep = {"percentile": (85.0, 90.0, 95.0, 99.0)}  # noqa: RUF012
     fitted_on = "val"
     state = ("c",)
+    rows = 4096
     c: Tensor
 
     def __init__(self, *, percentile: float = 90.0) -> None:

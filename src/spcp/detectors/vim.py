@@ -43,8 +43,9 @@ class ViM(Score):
         scatter = data.moments().scatter_around(origin) / len(data)
         vectors = torch.linalg.eigh(scatter).eigenvectors  # by rising eigenvalues
         self.origin, self.residual = origin.float(), vectors[:, : size - dim].float().contiguous()
-        largest = torch.cat([z.amax(1) for _, z, *_ in data.parts()]).double().mean()
-        length = torch.cat([self._length(h) for h, *_ in data.parts()]).double().mean()
+        largest = length = torch.zeros((), dtype=torch.float64)
+        for h, z, *_ in data.parts():
+            largest, length = largest + z.amax(1).double().sum(), length + self._length(h).double().sum()
         self.alpha = (largest / length).float()
         return self.to(head.weight.device)
 

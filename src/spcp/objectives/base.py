@@ -48,6 +48,10 @@ class Objective(nn.Module):
         """The layer whose contributions SPCP bounds."""
         return network.classifier
 
+    def classes(self, network: Network) -> int:
+        """How many classes there are to predict."""
+        return network.classifier.out_features
+
     def prepare(self, network: Network, total_steps: int) -> None:
         """Change the network, once, before an optimizer is built for it and for this objective."""
         if self.rho_norm:

@@ -63,6 +63,10 @@ class MOS(Objective):
         super().__init__(**options)
         self.groups: Groups = groups or []
 
+    def classes(self, network: Network) -> int:
+        """Those in groups."""
+        return sum(map(len, self.groups))
+
     def prepare(self, network: Network, total_steps: int) -> None:
         """Give the classifier a column for each class and for each group."""
         old = network.classifier

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..contributions import SPCPLinear
-from ..data import Benchmark, Loader, load_benchmark, take
+from ..data import Benchmark, ItemSet, Loader, load_benchmark, take
 from ..data.sets import labels
 from ..errors import InputError, need
 from ..networks import Network, adapt
@@ -161,7 +161,8 @@ def train(
 def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x: Tensor) -> None:
     """Say early what would fail late, or train nonsense: labels or outputs that do not fit, a model cut wrongly."""
     assert benchmark.train is not None
-    known, classes = labels(benchmark.train), len(benchmark.classes)
+    classes = len(benchmark.classes)
+    known = torch.empty(0) if isinstance(benchmark.train, ItemSet) else labels(benchmark.train)  # not to read all items
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < classes:
         raise InputError(
             f"{benchmark.name}: its training labels run from {int(known.min())} to {int(known.max())}, but must be "
