@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from torch import nn
 
 from spcp import SPCPLinear, apply_spcp, data, training
 from spcp.calibration import Detector, needed, p_values, rank_for
+from spcp.detectors import Score
 from spcp.errors import InputError
 from spcp.features import Features
 
@@ -77,6 +79,35 @@ def test_too_few_samples_says_how_many() -> None:
         assert rank_for(needed(alpha, 0.1), alpha, 0.1) >= 1
     with pytest.raises(InputError, match=r"class 0: .* too few"):
         Detector(model()).calibrate(torch.randn(60, 4), alpha=0.01, by_class=True)
+
+
+def test_a_rank_at_the_edge() -> None:
+    """Where delta is exactly what the fewest samples can promise, rounding must not take the threshold away."""
+    assert rank_for(4, 0.5, 0.0625) == 1
+    assert rank_for(45, 0.05, 0.95**45) == 1
+
+
+def test_more_alpha_flags_more() -> None:
+    detector, x = Detector(model()), torch.randn(500, 4)
+    flagged = [detector.calibrate(x, alpha).detect(x).is_ood for alpha in (0.01, 0.05, 0.2, 0.5)]
+    for less, more in itertools.pairwise(flagged):
+        assert (less <= more).all()
+        assert less.sum() < more.sum()
+
+
+def test_a_score_of_ones_own_is_saved_and_loaded(tmp_path: Path) -> None:
+    class Norm(Score):
+        def score(self, h: torch.Tensor, z: torch.Tensor, head: nn.Linear) -> torch.Tensor:
+            return h.norm(dim=1)
+
+    detector = Detector(model(), Norm()).calibrate(torch.randn(100, 4))
+    path = detector.save(tmp_path / "d.safetensors")
+    x = torch.randn(9, 4)
+    assert torch.equal(Detector.load(path, model(1), Norm()).detect(x).scores, detector.detect(x).scores)
+    with pytest.raises(InputError, match=r"its score is Norm, of your own; give it to load as score="):
+        Detector.load(path, model(1))
+    with pytest.raises(InputError, match="is of a network without SPCP, and this one truncates"):
+        Detector.load(path, apply_spcp(model(1), rho_norm=1.0), Norm())
 
 
 def test_detect() -> None:
@@ -154,6 +185,8 @@ def test_a_plain_head_by_request() -> None:
     x = torch.randn(100, 4)
     _, plain = Detector(net, head="plain").scores(x)
     _, truncated = Detector(net).scores(x)
+    truncating = Detector(net).features(x)
+    torch.testing.assert_close(Detector(net, head="plain").scores(truncating)[1], plain)
     with torch.no_grad():
         h = net.eval()[:2](x)
         torch.testing.assert_close(plain, torch.logsumexp(nn.functional.linear(h, net[2].weight, net[2].bias), 1))

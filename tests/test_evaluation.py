@@ -5,19 +5,18 @@ import io
 import itertools
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from spcp import apply_spcp, data
-from spcp.detectors import SCORES, Score
+from spcp.detectors import KNN, SCORES, Score
 from spcp.errors import InputError
 from spcp.evaluation import USUAL, Evaluation, Table, evaluate, over_seeds
 from spcp.metrics import metrics
-
-pytest.importorskip("safetensors")
 
 
 def blobs(name: str, n: int, shift: float, seed: int, ood: bool = False) -> data.TensorSet:
@@ -43,12 +42,13 @@ def benchmark() -> data.Benchmark:
 
 
 class Net(nn.Module):
+    seen: ClassVar[list[int]] = [0]
+
     def __init__(self) -> None:
         super().__init__()
         torch.manual_seed(0)
         self.body = nn.Sequential(nn.Linear(6, 32), nn.ReLU())
         self.fc = nn.Linear(32, 3)
-        self.seen = [0]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen[0] += len(x)
@@ -71,6 +71,7 @@ def net() -> Net:
 
 def test_every_detector_on_every_set_after_one_pass(net: Net, tmp_path: Path) -> None:
     own = benchmark()
+    net.seen[0] = 0
     table = evaluate(net, own, folder=tmp_path)
     assert net.seen[0] == 600 + 150 + 200 + 100 + 120 + 90  # and nothing of what is not asked for
     assert {row["detector"] for row in table.rows} == set(USUAL)
@@ -165,6 +166,42 @@ def test_forms_of_a_table(net: Net, tmp_path: Path) -> None:
         table.save(tmp_path / "t.xls")
 
 
+def test_changed_weights_give_new_numbers(tmp_path: Path) -> None:
+    own = Net().eval()
+    evaluation = Evaluation(own, benchmark(), folder=tmp_path)
+    before = evaluation.table(["energy"])
+    with torch.no_grad():
+        own.fc.weight.mul_(-1)
+    after = evaluation.table(["energy"])
+    assert after.get("energy", "far") != before.get("energy", "far")
+    assert after.rows == evaluate(own, benchmark(), ["energy"], folder=tmp_path).rows
+
+
+def test_odin_and_a_plain_head(net: Net, tmp_path: Path) -> None:
+    plain = Net().eval()
+    plain.load_state_dict({k: v for k, v in net.state_dict().items() if k.split(".")[-1] in ("weight", "bias")})
+    found = evaluate(net, benchmark(), ["odin"], head="plain", folder=tmp_path)
+    expected = evaluate(plain, benchmark(), ["odin"], folder=tmp_path)
+    torch.testing.assert_close(found.scores["odin", "far/c"], expected.scores["odin", "far/c"])
+    truncated = evaluate(net, benchmark(), ["odin"], folder=tmp_path)
+    assert not torch.equal(found.scores["odin", "far/c"], truncated.scores["odin", "far/c"])
+
+
+def test_two_of_a_kind_and_what_cannot_be(net: Net, tmp_path: Path) -> None:
+    table = evaluate(net, benchmark(), [KNN(k=5), KNN(k=200)], folder=tmp_path)
+    assert table.get("KNN(k=5)", "far") != table.get("KNN(k=200)", "far")
+    own = benchmark()
+    with pytest.raises(InputError, match="has no near or far sets"):
+        evaluate(net, data.Benchmark("b", None, tuple("abc"), own.train, own.val, own.test), folder=tmp_path)
+    bare = data.Benchmark("b", None, tuple("abc"), own.train, None, own.test, far=own.far)
+    with pytest.raises(InputError, match="ReAct: is fitted on validation data, and b has none; leave it out"):
+        evaluate(net, bare, folder=tmp_path)
+    assert Evaluation(net, data.Benchmark("cifar100", None, (), None, None, own.test)).options("itp") == {
+        "p": 20,
+        "l": 1.6,
+    }
+
+
 def test_over_seeds() -> None:
     def one(value: float) -> Table:
         row: dict[str, Any] = {"detector": "msp", "group": "near", "set": "mean"}
@@ -187,8 +224,9 @@ def test_a_run_is_evaluated_by_its_folder(tmp_path: Path) -> None:
     folder = training.train(training_run.config("spcp", 2), tmp_path / "run", benchmark=own)
     table = evaluate(folder, own, ["energy", "knn"], folder=tmp_path)
     assert table.get("energy", "far", "noise")["n_ood"] == 40
-    best = evaluate(folder, own, ["energy"], folder=tmp_path, which="best")
-    assert best.get("energy", "far")["auroc"] >= 0
+    best = Evaluation(folder, own, which="best", folder=tmp_path)
+    weights = load_file(folder / "best.safetensors")
+    assert torch.equal(best.model.state_dict()["classifier.weight"], weights["classifier.weight"])
     with pytest.raises(InputError, match="name the folder of a run"):
         evaluate(tmp_path / "nothing", own)
     with pytest.raises(InputError, match="needs a benchmark"):

@@ -5,13 +5,13 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from spcp import apply_spcp, data, features, networks, objectives
+from spcp import apply_spcp, data, features, objectives
 from spcp.errors import InputError
 from spcp.features import Features, build_bank, extract, model_key, outputs_of
 from spcp.networks.base import evaluating
@@ -20,7 +20,9 @@ TRANSFORM = data.ImageTransform(8, 8, (0.5,), (0.25,), augment="none", flip=Fals
 
 
 class Counting(nn.Module):
-    """Counts the images that go through it."""
+    """Counts the images that go through it, in its class: an instance's attributes are what outputs may depend on."""
+
+    seen: ClassVar[list[int]] = [0]
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +32,6 @@ class Counting(nn.Module):
         )
         self.dropout = nn.Dropout(0.5)
         self.fc = nn.Linear(16, 3)
-        self.seen = [0]  # not a scalar: no part of what the outputs depend on
 
     def forward(self, x: Tensor) -> Tensor:
         self.seen[0] += len(x)
@@ -46,6 +47,7 @@ def images(n: int = 100, seed: int = 0) -> data.TensorSet:
 @pytest.fixture(autouse=True)
 def _small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(features, "SHARD", 32)
+    Counting.seen[0] = 0
 
 
 def bank(model: nn.Module, folder: Path, own: Any = None, **options: Any) -> Features:
@@ -126,7 +128,32 @@ def test_whatever_changes_the_numbers_changes_the_bank(tmp_path: Path) -> None:
     other = data.ImageTransform(8, 8, (0.4,), (0.25,), augment="none", flip=False)
     build_bank(model, images(), other, folder=tmp_path, batch_size=16)
     assert model.seen[0] > built
-    assert model_key(networks.mlp(3, inputs=4)) != model_key(networks.mlp(3, inputs=4), objectives.T2FNorm())
+
+
+def test_whatever_a_model_depends_on_is_in_its_key() -> None:
+    keys = [model_key(Counting())]
+    assert model_key(Counting()) == keys[0]
+
+    def changed(change: Any) -> None:
+        model = Counting()
+        change(model)
+        keys.append(model_key(model))
+
+    changed(lambda model: setattr(model, "scales", (1, 2)))
+    changed(lambda model: setattr(model, "scales", (1, 3)))
+    changed(lambda model: setattr(model, "_offset", 3))
+    changed(lambda model: setattr(model, "rule", lambda x: x + 1))
+    changed(lambda model: setattr(model, "rule", lambda x: x + 2))
+    changed(lambda model: setattr(model, "forward", lambda x: x))
+    changed(lambda model: model.register_buffer("hidden", torch.ones(1), persistent=False))
+    changed(lambda model: model.fc.register_forward_hook(lambda module, inputs, output: output * 2))
+    changed(lambda model: model.fc.register_forward_hook(lambda module, inputs, output: output * 3))
+    changed(lambda model: setattr(model, "__class__", type("Child", (Counting,), {"forward": lambda self, x: x})))
+    with torch.autocast("cpu"):
+        keys.append(model_key(Counting()))
+    mos = [objectives.MOS(groups=groups) for groups in ([[0, 1], [2]], [[0], [1, 2]])]
+    keys += [model_key(Counting(), objective) for objective in (objectives.T2FNorm(), *mos)]
+    assert len(set(keys)) == len(keys)
 
 
 def test_data_that_grows_only_adds_shards(tmp_path: Path) -> None:
@@ -171,6 +198,39 @@ def test_a_damaged_bank_is_found_out(tmp_path: Path, how: str, caplog: pytest.Lo
     caplog.clear()
     bank(model, tmp_path)
     assert not caplog.records
+
+
+def test_a_folder_that_cannot_be_written_is_no_obstacle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("")
+    with caplog.at_level(logging.WARNING, "spcp"):
+        found = bank(Counting(), tmp_path / "file")
+    assert "kept in memory" in caplog.text
+    assert torch.equal(found.h, bank(Counting(), tmp_path).h)
+
+
+def test_numbers_too_large_for_half_precision(tmp_path: Path) -> None:
+    model = Counting()
+    with torch.no_grad():
+        model.body[1].weight *= 1e6
+    with pytest.raises(InputError, match=r"too large for torch.float16; store them in float32 or bfloat16"):
+        bank(model, tmp_path, dtype=torch.float16)
+
+
+def test_threads_may_share_a_model() -> None:
+    model, x = Counting().eval(), torch.randn(64, 1, 8, 8)
+    expected, wrong = extract(model, x).z, []
+
+    def work() -> None:
+        for _ in range(50):
+            if not torch.equal(extract(model, x).z, expected):
+                wrong.append(1)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
 
 
 def test_two_builders_at_once(tmp_path: Path) -> None:
@@ -242,6 +302,14 @@ def test_any_model_and_what_cannot_be_one() -> None:
         outputs_of(Twice(), classifier="fc")(torch.randn(2, 4))
     with pytest.raises(InputError, match="there are no samples"):
         extract(Counting(), [])
+    with pytest.raises(InputError, match="a batch holds a str, not a tensor"):
+        extract(Counting(), ["x.png"])
+    with pytest.raises(InputError, match="2 inputs and 3 labels"):
+        extract(Counting(), (torch.randn(2, 1, 8, 8), torch.zeros(3)))
+    pair = extract(Counting(), (torch.randn(2, 1, 8, 8), torch.tensor([[1.0], [2.0]])))
+    assert pair.y.tolist() == [1, 2]
+    assert len(extract(Counting(), torch.randn(2, 1, 8, 8).numpy())) == 2
+    assert len(extract(Counting(), [[torch.randn(2, 1, 8, 8)]])) == 2  # a TensorDataset of inputs alone
     found = extract(Counting(), [torch.randn(3, 1, 8, 8), torch.randn(2, 1, 8, 8)])
     assert found.y.tolist() == [-1] * 5
     plain = extract(Counting(), [torch.randn(3, 1, 8, 8)]).with_head(nn.Linear(16, 2))

@@ -305,9 +305,9 @@ def test_bfloat16(tmp_path: Path, method: str) -> None:
     own = training_run.benchmark()
     if method == "umap":
         changes["start"] = str(
-            training.train(training_run.config("spcp", 1, width=64), tmp_path / "start", benchmark=own)
+            training.train(training_run.config("spcp", 1, width=16), tmp_path / "start", benchmark=own)
         )
-    config = training_run.config(method, 4, precision="bf16-mixed", warmup=0, width=64, **changes)
+    config = training_run.config(method, 2, precision="bf16-mixed", warmup=0, width=16, **changes)
     lines = training.read_metrics(training.train(config, tmp_path / "r", benchmark=own))
     assert all(math.isfinite(line["loss"]) for line in lines)
 

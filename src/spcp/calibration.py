@@ -20,8 +20,9 @@ from torch import Tensor, nn
 from .atomic import written
 from .contributions import SPCPLinear, apply_spcp, find_classifier
 from .detectors import SCORES, Score, plain_head
+from .detectors.base import check_options
 from .errors import InputError, need
-from .features import Features, device_of, extract, outputs_of
+from .features import Features, batches_of, device_of, extract, outputs_of
 from .networks.base import evaluating
 from .objectives import METHODS, Objective
 
@@ -44,12 +45,11 @@ def rank_for(n: int, alpha: float, delta: float | None = None) -> int:
         )
     if delta is None:
         return math.floor(alpha * (n + 1) + 1e-9)
-    # The share that is flagged is Beta(k, n + 1 - k): at most alpha with the probability that Binomial(n, alpha) >= k.
+    # The share that is flagged is Beta(k, n + 1 - k): above alpha with the probability that Binomial(n, alpha) < k.
     count = torch.arange(n + 1, dtype=torch.float64)
     log_ways = math.lgamma(n + 1) - torch.lgamma(count + 1) - torch.lgamma(n - count + 1)
     chance = (log_ways + count * math.log(alpha) + (n - count) * math.log1p(-alpha)).exp()
-    at_least = chance.flip(0).cumsum(0).flip(0)  # of Binomial(n, alpha) >= k
-    return int((at_least >= 1 - delta).nonzero().max())
+    return max(1, int((chance.cumsum(0) <= delta * (1 + 1e-9)).sum()))  # P(Binomial <= k - 1) <= delta
 
 
 def needed(alpha: float, delta: float | None = None) -> int:
@@ -115,6 +115,7 @@ class Detector(nn.Module):
         self.model, self.objective, self.head_kind = model, objective, head
         self.classifier, _ = find_classifier(model, classifier)  # looked for once
         self.score = build_score(score) if isinstance(score, str) else score
+        check_options(self.score)
         self.alpha: float | None = None
         self.delta: float | None = None
         self.by_class = False
@@ -125,16 +126,20 @@ class Detector(nn.Module):
     @property
     def head(self) -> nn.Linear:
         """The layer that makes logits of features."""
-        head: Any = self.model.get_submodule(self.classifier)
-        return plain_head(head) if self.head_kind == "plain" else head
+        model: Any = self.model
+        own = model.get_submodule(self.classifier) if self.objective is None else self.objective.scoring_head(model)
+        return plain_head(own) if self.head_kind == "plain" else own
 
     def features(self, data: Any) -> Features:
         """Of a tensor of inputs, of batches of them, or features already."""
-        if isinstance(data, Features):
-            return data
-        batches = data.split(256) if isinstance(data, Tensor) else data
-        found = extract(self.model, batches, objective=self.objective, classifier=self.classifier)
-        return found if self.head is self.model.get_submodule(self.classifier) else found.with_head(self.head)
+        if not isinstance(data, Features):
+            data = extract(self.model, data, objective=self.objective, classifier=self.classifier)
+        return data.with_head(self.head) if self._changed else data
+
+    @property
+    def _changed(self) -> bool:
+        """Whether the head is not the one that made the model's logits."""
+        return self.head_kind == "plain" and self.head is not self.model.get_submodule(self.classifier)
 
     def fit(self, data: Any) -> Self:
         """Fit the score on known samples (inputs and labels in batches, or their features)."""
@@ -150,16 +155,23 @@ class Detector(nn.Module):
             found = self.features(data)
             return found.k, self.score.scores(found, self.head)
 
+    def _outputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        h, z, k = outputs_of(self.model, self.objective, self.classifier)(x)
+        if not self._changed:
+            return h, z, k
+        z = self.head(h)
+        return h, z, z.argmax(1)
+
     def _scores_of_inputs(self, data: Any) -> tuple[Tensor, Tensor]:
         if isinstance(data, Features):
             raise InputError(f"{type(self.score).__name__} needs inputs, not features; give it batches of them")
-        outputs, device = outputs_of(self.model, self.objective, self.classifier), device_of(self.model)
         score: Any = self.score
-        parts = []
-        for batch in data.split(256) if isinstance(data, Tensor) else data:
-            x = (batch[0] if isinstance(batch, tuple | list) else batch).to(device)
-            parts.append((outputs(x)[2], score.score_inputs(lambda own: outputs(own)[1], x)))
-        return torch.cat([k for k, _ in parts]).cpu(), torch.cat([s for _, s in parts]).cpu()
+        classes, scores = [], []
+        for x, _ in batches_of(data):
+            x = x.to(device_of(self.model))
+            classes.append(self._outputs(x)[2].cpu())
+            scores.append(score.score_inputs(lambda own: self._outputs(own)[1], x).cpu())
+        return torch.cat(classes), torch.cat(scores)
 
     def calibrate(self, data: Any, alpha: float = 0.05, *, delta: float | None = None, by_class: bool = False) -> Self:
         """Set the threshold on known samples that neither the network nor the score was fitted on.
@@ -211,10 +223,9 @@ class Detector(nn.Module):
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Class, score and verdict of a batch, as one graph: for export."""
-        h, z, classes = outputs_of(self.model, self.objective, self.classifier)(x)
-        if self.head is not self.model.get_submodule(self.classifier):
-            z = self.head(h)
-            classes = z.argmax(1)
+        if self.alpha is None or self.score.needs_inputs:
+            raise InputError("the detector cannot be run as one graph; calibrate it, and choose a score of features")
+        h, z, classes = self._outputs(x)
         scores = self.score(h, z, self.head)
         threshold = self.thresholds[classes] if self.by_class else self.thresholds[0]
         return classes, scores, ~(scores >= threshold)
@@ -222,7 +233,9 @@ class Detector(nn.Module):
     def save(self, path: str | Path) -> Path:
         """Model weights, score and calibration in one safetensors file."""
         path = Path(path).expanduser()
-        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in self.state_dict().items()}
+        left = {f"objective.{name}" for name in (self.objective.transient if self.objective else ())}
+        state = {name: value for name, value in self.state_dict().items() if name not in left}
+        tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
         about: dict[str, Any] = {
             "score": _name_of(self.score),
             "options": self.score.options,
@@ -238,8 +251,8 @@ class Detector(nn.Module):
         return path
 
     @classmethod
-    def load(cls, path: str | Path, model: nn.Module) -> Self:
-        """A detector from its file; `model` is the network, built anew, with any weights."""
+    def load(cls, path: str | Path, model: nn.Module, score: Score | None = None) -> Self:
+        """A detector from its file; `model` is the network, built anew, with any weights; `score` one of one's own."""
         path = Path(path).expanduser()
         safetensors = need("safetensors", "safetensors")
         try:
@@ -254,17 +267,26 @@ class Detector(nn.Module):
         name, head = find_classifier(model, about["classifier"])
         if f"model.{name}.threshold" in tensors and not isinstance(head, SPCPLinear):
             apply_spcp(model, rho_norm=0.0, classifier=name)  # how it truncates is in the file
-        score = build_score(about["score"], **about["options"])
+        if f"model.{name}.threshold" not in tensors and isinstance(head, SPCPLinear):
+            raise InputError(f"{path}: is of a network without SPCP, and this one truncates; give a plain one")
+        if score is None:
+            if about["score"] not in SCORES:
+                raise InputError(f"{path}: its score is {about['score']}, of your own; give it to load as score=...")
+            score = build_score(about["score"], **about["options"])
         own = cls(model, score, objective=objective, head=about["head"], classifier=about["classifier"])
         own.alpha, own.delta, own.by_class = about["alpha"], about["delta"], about["by_class"]
         for name in ("sorted_scores", "starts", "thresholds"):
             setattr(own, name, torch.empty_like(tensors[name]))
         try:
-            own.load_state_dict(tensors)
+            missing, unknown = own.load_state_dict(tensors, strict=False)
         except RuntimeError as error:
             reason = str(error).splitlines()[1].strip()
             raise InputError(f"{path}: is for another network ({reason}); build the one it was saved with") from error
-        return own.eval()
+        left = {f"objective.{name}" for name in (objective.transient if objective else ())}
+        wrong = [*unknown, *(set(missing) - left)]
+        if wrong:
+            raise InputError(f"{path}: is for another network ({wrong[0]}); build the one it was saved with")
+        return own.to(device_of(model)).eval()
 
 
 def build_score(name: str, **options: Any) -> Score:
@@ -273,16 +295,15 @@ def build_score(name: str, **options: Any) -> Score:
         raise InputError(f"no detector {name!r}; there are {', '.join(SCORES)}")
     kind, own = SCORES[name]
     try:
-        return kind(**{**own, **options})
+        score = kind(**{**own, **options})
     except TypeError as error:
         raise InputError(f"{name}: {error}") from error
+    check_options(score)
+    return score
 
 
 def _name_of(score: Score) -> str:
-    names = [name for name, (kind, _) in SCORES.items() if type(score) is kind]
-    if not names:
-        raise InputError(f"{type(score).__name__} is not among spcp.detectors.SCORES; add it there to save it")
-    return names[0]
+    return next((name for name, (kind, _) in SCORES.items() if type(score) is kind), type(score).__name__)
 
 
 def _described(objective: Objective) -> dict[str, Any]:

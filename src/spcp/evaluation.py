@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from .atomic import written
 from .calibration import build_score
 from .contributions import find_classifier
-from .data import Benchmark, ImageTransform, Loader, load_benchmark, noise, prepare
-from .detectors import SCORES, Score, plain_head
+from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare
+from .detectors import SCORES, Score, plain_head, threshold_of
+from .detectors.base import check_options
 from .errors import InputError
-from .features import Features, build_bank, device_of, outputs_of
+from .features import Features, build_bank, device_of, model_key, outputs_of
 from .metrics import mean_and_deviation, metrics
 from .networks.base import evaluating
 from .objectives import Objective
@@ -30,6 +31,12 @@ from .training import load_network, read_config
 # What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
 USUAL = tuple(name for name in SCORES if name not in ("odin", "mos"))
 NOISE = "ood_val/noise"
+ITP = {  # its paper's settings, by benchmark
+    "cifar10": {"p": 10, "l": 2.2},
+    "cifar100": {"p": 20, "l": 1.6},
+    "imagenet200": {"p": 30, "l": 1.5},
+    "imagenet": {"p": 30, "l": 1.5},
+}
 MEASURES = ("fpr95", "auroc", "aupr_in", "aupr_out", "fpr95_id")
 NAMES = {"fpr95": "FPR95", "auroc": "AUROC", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out", "fpr95_id": "FPR95-id"}
 CONVENTION = (
@@ -79,7 +86,8 @@ class Table:
         """A line for each detector: `FPR95 / AUROC` on every set and group, the best in bold."""
         header, lines = self._cells(measures, "**{}**")
         rule = ["---"] * len(header)
-        return "\n".join("| " + " | ".join(own) + " |" for own in (header, rule, *lines)) + f"\n\n{CONVENTION}\n"
+        table = "\n".join("| " + " | ".join(own) + " |" for own in (header, rule, *lines))
+        return f"{table}\n\n{CONVENTION} ID accuracy {self.rows[0]['accuracy']:.2f} %.\n"
 
     def latex(self, measures: Sequence[str] = ("fpr95", "auroc")) -> str:
         """The same, as a tabular."""
@@ -140,6 +148,7 @@ class Evaluation:
         head: str = "truncating",
         classifier: str | None = None,
         which: str = "last",
+        network: nn.Module | None = None,
         folder: str | Path | None = None,
         batch_size: int = 256,
     ) -> None:
@@ -147,42 +156,71 @@ class Evaluation:
             config = read_config(model)
             name = benchmark or config.benchmark
             benchmark = load_benchmark(name, config.root) if isinstance(name, str) else name
-            model, objective = load_network(model, which, benchmark=benchmark)
+            model, objective = load_network(model, which, benchmark=benchmark, network=network, objective=objective)
         if isinstance(benchmark, str):
             benchmark = load_benchmark(benchmark)
         if benchmark is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
         if head not in ("truncating", "plain"):
             raise InputError(f'head is {head!r}; it must be "truncating" or "plain"')
-        self.model, self.benchmark, self.objective, self.classifier = model, benchmark, objective, classifier
-        own = find_classifier(model, classifier)[1]
-        self.head = plain_head(own) if head == "plain" else own
-        self.changed = self.head is not own
+        self.model, self.benchmark, self.objective = model, benchmark, objective
+        self.classifier, _ = find_classifier(model, classifier)
+        self.head_kind = head
         self.folder, self.batch_size = folder, batch_size
         self._banks: dict[str, Features] = {}
+        self._key = ""
+
+    @property
+    def head(self) -> nn.Linear:
+        """The layer that makes logits of features."""
+        model: Any = self.model
+        own = model.get_submodule(self.classifier) if self.objective is None else self.objective.scoring_head(model)
+        return plain_head(own) if self.head_kind == "plain" else own
+
+    def _refresh(self) -> None:
+        """Forget the banks of a model that was changed."""
+        key = model_key(self.model, self.objective, self.classifier)
+        if key != self._key:
+            self._banks, self._key = {}, key
+
+    def _set(self, role: str) -> tuple[DataSet, Any]:
+        """The data of a role, and its transform."""
+        known = self.benchmark.sets()
+        if role == NOISE and role not in known and self.benchmark.val is not None:
+            known[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
+        if role not in known:
+            raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(known)}")
+        return known[role], self.benchmark.transform_of(role)
 
     def features(self, role: str) -> Features:
         """Of the set "train" or "near/tin", say: by the test transform, in order."""
         if role not in self._banks:
-            known = self.benchmark.sets()
-            if role == NOISE and self.benchmark.val is not None:
-                known[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
-            if role not in known:
-                raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(known)}")
+            data, transform = self._set(role)
             found = build_bank(
                 self.model,
-                known[role],
-                self.benchmark.transform_of(role),
+                data,
+                transform,
                 objective=self.objective,
                 classifier=self.classifier,
                 folder=self.folder,
                 batch_size=self.batch_size,
             )
-            self._banks[role] = found.with_head(self.head) if self.changed else found
+            own: Any = self.model.get_submodule(self.classifier)
+            changed = self.head_kind == "plain" and threshold_of(own) is not None
+            self._banks[role] = found.with_head(self.head) if changed else found
         return self._banks[role]
 
     def fit(self, score: Score) -> Score:
         """Fit a score on the set it asks for."""
+        check_options(score)
+        name = type(score).__name__
+        if self.objective is not None and score.reads not in self.objective.readable:
+            raise InputError(
+                f"{name}: looks at the last layer, and networks trained by {type(self.objective).__name__} have none "
+                "that makes their logits; leave it out"
+            )
+        if score.fitted_on == "val" and self.benchmark.val is None:
+            raise InputError(f"{name}: is fitted on validation data, and {self.benchmark.name} has none; leave it out")
         with evaluating(self.model, self.objective):
             if score.fitted_on:
                 score.fit(self.features(score.fitted_on), self.head)
@@ -193,8 +231,13 @@ class Evaluation:
         with evaluating(self.model, self.objective):
             if not score.needs_inputs:
                 return score.scores(self.features(role), self.head)
-            loader = self.benchmark.loader(role, batch_size=self.batch_size, device=device_of(self.model))
-            return scores_of_inputs(score, self.model, loader, self.objective, self.classifier)
+            data, transform = self._set(role)
+            loader = Loader(data, transform, batch_size=self.batch_size, device=device_of(self.model))
+            own: Any = score
+            outputs, head = outputs_of(self.model, self.objective, self.classifier), self.head
+            if self.head_kind == "plain":
+                return torch.cat([own.score_inputs(lambda x: head(outputs(x)[0]), x).cpu() for x, _ in loader])
+            return torch.cat([own.score_inputs(lambda x: outputs(x)[1], x).cpu() for x, _ in loader])
 
     def search(self, name: str, odd: str | None = None) -> Score:
         """The best of a detector's sweep: ID validation against OOD validation, largest AUROC, the first on ties.
@@ -202,6 +245,7 @@ class Evaluation:
         Every combination is fitted anew, on the banks alone. `odd` is the role of the OOD set; by default the
         benchmark's first for validation, and where it has none, Gaussian noise like the validation set.
         """
+        self._refresh()
         kind = build_score(name, **self.options(name))
         if self.benchmark.val is None:
             raise InputError(f"{self.benchmark.name}: has no validation set to search on; give it one (val)")
@@ -218,22 +262,38 @@ class Evaluation:
         """What a detector has to be told about this network."""
         if self.objective is not None and name == self.objective.detector:
             return dict(self.objective.detector_options)
+        if name == "itp" and self.benchmark.name in ITP:
+            return ITP[self.benchmark.name]
         transform = self.benchmark.transform
         if name == "odin" and isinstance(transform, ImageTransform):
             return {"std": transform.std}
         return {}
 
+    def usual(self) -> tuple[str, ...]:
+        """The detectors that make sense for this network without another pass."""
+        if self.objective is None:
+            return USUAL
+        own = [name for name in USUAL if SCORES[name][0].reads in self.objective.readable]
+        return (*own, "mos") if self.objective.detector == "mos" else tuple(own)
+
     def table(
-        self, detectors: Iterable[str | Score] = USUAL, *, search: bool = False, full_spectrum: bool = False
+        self,
+        detectors: Iterable[str | Score] | None = None,
+        *,
+        search: bool = False,
+        full_spectrum: bool = False,
     ) -> Table:
         """Every detector on every near and far set.
 
         Args:
-            detectors: names, see `spcp.detectors.SCORES`, or scores of one's own.
+            detectors: names, see `spcp.detectors.SCORES`, or scores of one's own; by default all that make sense.
             search: choose hyperparameters first, see `search`.
             full_spectrum: count the shifted sets as ID too.
         """
-        chosen = {own if isinstance(own, str) else type(own).__name__: own for own in detectors}
+        self._refresh()
+        chosen = {own if isinstance(own, str) else _named(own): own for own in detectors or self.usual()}
+        if not self.benchmark.near and not self.benchmark.far:
+            raise InputError(f"{self.benchmark.name}: has no near or far sets to evaluate on; give it some")
         groups = {"near": list(self.benchmark.near), "far": list(self.benchmark.far)}
         shifted = [f"shifted/{name}" for name in self.benchmark.shifted] if full_spectrum else []
         rows: list[dict[str, Any]] = []
@@ -257,7 +317,10 @@ class Evaluation:
         return Table(tuple(row | {"accuracy": accuracy} for row in rows), kept)
 
     def _row(self, name: str, score: Score, group: str, one: str, known: Tensor, odd: Tensor) -> dict[str, Any]:
-        found = metrics(known, odd)
+        try:
+            found = metrics(known, odd)
+        except InputError as error:
+            raise InputError(f"{name} on {group}/{one}: {error}") from error
         row: dict[str, Any] = {"detector": name, "options": score.options, "group": group, "set": one}
         row |= {measure: getattr(found, measure) * 100 for measure in MEASURES}
         for measure in ("auroc", "fpr95"):
@@ -266,18 +329,10 @@ class Evaluation:
         return row | {"n_id": found.n_id, "n_ood": found.n_ood}
 
 
-def scores_of_inputs(
-    score: Any, model: nn.Module, loader: Loader, objective: Objective | None = None, classifier: str | None = None
-) -> Tensor:
-    """Scores of a detector that needs the inputs, (N,)."""
-    outputs = outputs_of(model, objective, classifier)
-    return torch.cat([score.score_inputs(lambda own: outputs(own)[1], x).cpu() for x, _ in loader])
-
-
 def evaluate(
     model: nn.Module | str | Path,
     benchmark: Benchmark | str | None = None,
-    detectors: Iterable[str | Score] = USUAL,
+    detectors: Iterable[str | Score] | None = None,
     *,
     search: bool = False,
     full_spectrum: bool = False,
@@ -285,10 +340,16 @@ def evaluate(
 ) -> Table:
     """A table of every detector on every set, for a model or the folder of a run.
 
-    `options` are `Evaluation`'s: `head`, `classifier`, `which` ("last" or "best" weights of a run), `folder` for banks.
+    `options` are `Evaluation`'s: `head`, `classifier`, `which` ("last" or "best" weights of a run), `network` (a run's
+    own model), `folder` for banks.
     """
     own = Evaluation(model, benchmark, **options)
     return own.table(detectors, search=search, full_spectrum=full_spectrum)
+
+
+def _named(score: Score) -> str:
+    options = ", ".join(f"{key}={value}" for key, value in score.options.items())
+    return f"{type(score).__name__}({options})" if options else type(score).__name__
 
 
 def over_seeds(

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import itertools
 import logging
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,6 +37,7 @@ from .statistics import Moments
 _log = logging.getLogger("spcp")
 
 SHARD = 8192  # rows
+HOOKING = threading.Lock()  # torch numbers hooks without one
 Part = tuple[Tensor, Tensor, Tensor, Tensor]  # features (N, D), logits (N, K), labels (N,), predicted classes (N,)
 Outputs = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -53,8 +55,9 @@ class Features:
     @classmethod
     def of(cls, h: Tensor, z: Tensor, y: Tensor | None = None, k: Tensor | None = None) -> Features:
         """Of tensors: features (N, D), logits (N, K), labels (N,), predicted classes (N,)."""
-        y = torch.full((len(h),), -1) if y is None else y
-        k = z.argmax(1) if k is None else k
+        y = torch.full((len(h),), -1) if y is None else y.cpu()
+        k = (z.argmax(1) if k is None else k).cpu()
+        h, z = h.detach().cpu(), z.detach().cpu()
         if h.ndim != 2 or z.ndim != 2 or y.shape != k.shape or not len(h) == len(z) == len(y) or y.ndim != 1:
             raise InputError(
                 f"features {tuple(h.shape)}, logits {tuple(z.shape)} and labels {tuple(y.shape)} do not fit together; "
@@ -106,11 +109,11 @@ class Features:
         return float((self.k == self.y).double().mean())
 
     @torch.no_grad()
-    def with_head(self, head: nn.Module) -> Features:
+    def with_head(self, head: nn.Linear) -> Features:
         """The same features, with the logits and classes of another head."""
         parts, device = [], device_of(head)
         for h, _, y, _ in self._parts:
-            z = torch.cat([head(own.float().to(device)).cpu() for own in h.split(SHARD)])
+            z = torch.cat([head(own.to(device, head.weight.dtype)).float().cpu() for own in h.split(SHARD)])
             parts.append((h, z, y, z.argmax(1)))
         return Features(parts)
 
@@ -148,13 +151,21 @@ def outputs_of(model: nn.Module, objective: Objective | None = None, classifier:
 
     def outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seen: list[Tensor] = []
-        before = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]), prepend=True)
-        after = head.register_forward_hook(lambda _, inputs, output: seen.append(output))
+        thread = threading.get_ident()  # others may be running the same model
+
+        def see(tensor: Tensor) -> None:
+            if threading.get_ident() == thread:
+                seen.append(tensor)
+
+        with HOOKING:
+            before = head.register_forward_pre_hook(lambda _, inputs: see(inputs[0]), prepend=True)
+            after = head.register_forward_hook(lambda _, inputs, output: see(output))
         try:
             model(x)
         finally:
-            before.remove()
-            after.remove()
+            with HOOKING:
+                before.remove()
+                after.remove()
         if len(seen) != 2 or seen[0].ndim != 2:
             shapes = ", ".join(str(tuple(own.shape)) for own in seen[::2])
             raise InputError(
@@ -171,17 +182,33 @@ def device_of(model: nn.Module) -> torch.device:
     return next((p.device for p in model.parameters()), torch.device("cpu"))
 
 
+def batches_of(data: Any, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    """Inputs and labels (-1 where there are none) of a tensor, of a pair (inputs, labels), or of batches of either."""
+    if isinstance(data, np.ndarray):
+        data = torch.from_numpy(data)
+    whole = isinstance(data, Tensor) or (isinstance(data, tuple) and all(isinstance(own, Tensor) for own in data))
+    for batch in [data] if whole else data:
+        x, *rest = batch if isinstance(batch, tuple | list) else (batch,)
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"a batch holds a {type(x).__name__}, not a tensor of inputs; give batches (x, y), or x alone"
+            )
+        y = torch.full((len(x),), -1) if not rest else torch.as_tensor(rest[0]).reshape(-1).long().cpu()
+        if len(y) != len(x):
+            raise InputError(f"a batch has {len(x)} inputs and {len(y)} labels; give one label for each")
+        yield from zip(x.split(size), y.split(size), strict=True)
+
+
 def extract(
-    model: nn.Module, loader: Loader | Any, *, objective: Objective | None = None, classifier: str | None = None
+    model: nn.Module, data: Any, *, objective: Objective | None = None, classifier: str | None = None
 ) -> Features:
-    """One pass over batches (x, y) or x, kept in memory."""
+    """One pass over a tensor of inputs, or batches (x, y) or x, kept in memory."""
     outputs, device = outputs_of(model, objective, classifier), device_of(model)
     parts = []
     with evaluating(model, objective):
-        for batch in loader:
-            x, y = batch if isinstance(batch, tuple | list) else (batch, torch.full((len(batch),), -1))
+        for x, y in batches_of(data):
             h, z, k = outputs(x.to(device))
-            parts.append((h.float().cpu(), z.float().cpu(), y.cpu(), k.cpu()))
+            parts.append((h.float().cpu(), z.float().cpu(), y, k.cpu()))
     if not parts:
         raise InputError("there are no samples to look at; give at least one batch")
     return Features([tuple(torch.cat(own) for own in zip(*parts, strict=True))])  # type: ignore[list-item]
@@ -236,11 +263,21 @@ def build_bank(
                 at = i + 1
                 parts = [(*outputs(x.to(device)), y) for x, y in itertools.islice(stream, per)]
                 h, z, k, y = (torch.cat(own).cpu() for own in zip(*parts, strict=True))
-                _write_shard(paths[i], (h.to(dtype), z.to(dtype), y, k))
-                shards[i] = _read_shard(paths[i])
-    if any(shard is None for shard in shards):
-        raise InputError(f"{bank}: what was written cannot be read back; free some space or choose another folder")
+                shards[i] = _kept(paths[i], (h.to(dtype), z.to(dtype), y, k), (h, z))
     return Features([shard for shard in shards if shard is not None])
+
+
+def _kept(path: Path, part: Part, exact: tuple[Tensor, Tensor]) -> Part:
+    """The part from disk, or from memory where it cannot be written: the bank is a convenience."""
+    for own, whole in zip(part, exact, strict=False):
+        if not bool((own.isfinite() == whole.isfinite()).all()):
+            raise InputError(f"features or logits are too large for {own.dtype}; store them in float32 or bfloat16")
+    try:
+        _write_shard(path, part)
+    except OSError as error:
+        _log.warning("%s: cannot be written (%s); kept in memory", path, error.strerror or error)
+        return part
+    return _read_shard(path) or part
 
 
 def _write_shard(path: Path, part: Part) -> None:
@@ -275,23 +312,79 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
 
 
 def model_key(model: nn.Module, objective: Objective | None = None, classifier: str | None = None) -> str:
-    """Of all that a model's outputs depend on: weights, buffers, structure, and the source of its classes."""
-    digest = hashlib.sha256(f"{__version__} {torch.__version__} {classifier}".encode())
-    sources: set[type] = set()
+    """Of all that a model's outputs depend on: weights, buffers, attributes, hooks, code, and autocast."""
+    digest = hashlib.sha256(repr((__version__, torch.__version__, classifier)).encode())
+    digest.update(repr([torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]).encode())
     for module in (model, objective):
-        if module is None:
-            continue
-        digest.update(repr(module).encode())
-        for layer in module.modules():
-            scalars = {k: v for k, v in vars(layer).items() if isinstance(v, int | float | str | bool) and k[0] != "_"}
-            digest.update(repr(sorted((k, v) for k, v in scalars.items() if k != "training")).encode())
-            sources.add(type(layer))
-        for name, value in module.state_dict().items():
-            if isinstance(value, Tensor):
-                digest.update(f"{name} {value.dtype} {tuple(value.shape)}".encode())
-                digest.update(raw(value))
-    for kind in sorted(sources, key=lambda kind: (kind.__module__, kind.__qualname__)):
-        if not kind.__module__.startswith("torch."):
-            with contextlib.suppress(OSError, TypeError):  # no source: typed in at a prompt
-                digest.update(inspect.getsource(kind).encode())
+        if module is not None:
+            for name, layer in module.named_modules():
+                digest.update(f"{name} {type(layer).__qualname__}".encode())
+                _add_code(digest, type(layer))
+                for key in sorted(vars(layer)):
+                    if key != "training" and key not in BOOKKEEPING:
+                        digest.update(key.encode())
+                        _add(digest, vars(layer)[key])
     return digest.hexdigest()
+
+
+# What modules keep that changes nothing in what they compute.
+BOOKKEEPING = {"_modules", "_said", "_unchecked", "_state_dict_hooks", "_state_dict_pre_hooks"}
+BOOKKEEPING |= {"_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set"}
+BOOKKEEPING |= {"_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", "_compiled_call_impl"}
+
+
+def _add(digest: Any, value: Any, depth: int = 0) -> None:
+    """Put whatever an attribute holds into the digest: tensors by their bytes, functions by their code."""
+    if isinstance(value, Tensor):
+        digest.update(f"{value.dtype} {tuple(value.shape)}".encode())
+        digest.update(raw(value))
+    elif depth > 5 or isinstance(value, nn.Module):
+        digest.update(type(value).__qualname__.encode())
+    elif isinstance(value, dict):
+        for key in value:
+            digest.update(
+                b"" if isinstance(key, int) else repr(key).encode()
+            )  # hooks are numbered anew in each process
+            _add(digest, value[key], depth + 1)
+    elif isinstance(value, list | tuple | set | frozenset):
+        digest.update(str(len(value)).encode())
+        for own in sorted(value, key=repr) if isinstance(value, set | frozenset) else value:
+            _add(digest, own, depth + 1)
+    elif hasattr(value, "__code__"):
+        _add_function(digest, value, depth)
+    elif isinstance(value, str | bytes | int | float | complex | torch.dtype | torch.device | type(None)):
+        digest.update(repr(value).encode())
+    else:
+        digest.update(type(value).__qualname__.encode())
+        _add(digest, getattr(value, "__dict__", {}), depth + 1)
+
+
+def _add_function(digest: Any, function: Any, depth: int = 0) -> None:
+    _add_bytecode(digest, function.__code__)
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # a cell that is still empty
+            _add(digest, cell.cell_contents, depth + 1)
+
+
+def _add_bytecode(digest: Any, code: Any) -> None:
+    digest.update(code.co_code + repr(code.co_names).encode())
+    for constant in code.co_consts:
+        if hasattr(constant, "co_code"):
+            _add_bytecode(digest, constant)
+        else:
+            _add(digest, constant)
+
+
+def _add_code(digest: Any, kind: type) -> None:
+    """The methods of a class and of those it inherits from, but for torch's own, which its version stands for."""
+    for own in kind.__mro__:
+        if own is object or own.__module__.split(".")[0] == "torch":
+            continue
+        for name in sorted(vars(own)):
+            member = vars(own)[name]
+            member = getattr(member, "__func__", member)
+            if hasattr(member, "__code__"):
+                digest.update(name.encode())
+                _add_function(digest, member)
+            elif isinstance(member, str | int | float | tuple) and not name.startswith("__"):
+                digest.update(f"{name} {member!r}".encode())

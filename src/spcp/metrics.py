@@ -78,14 +78,13 @@ def metrics(
     """
     counts = Counts.of(id_scores, ood_scores)
     area, variance = auroc_and_variance(counts)
-    half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance)
     return Metrics(
         fpr95=_fpr(counts.ood, counts.id),
         fpr95_id=_fpr(counts.id[::-1], counts.ood[::-1]),
         auroc=area,
         aupr_in=_aupr(counts.id[::-1], counts.ood[::-1]),
         aupr_out=_aupr(counts.ood, counts.id),
-        auroc_interval=(max(0.0, area - half), min(1.0, area + half)),
+        auroc_interval=_auroc_interval(area, variance, confidence, min(int(counts.id.sum()), int(counts.ood.sum()))),
         fpr95_interval=_fpr_interval(counts, confidence, resamples, seed),
         n_id=int(counts.id.sum()),
         n_ood=int(counts.ood.sum()),
@@ -136,6 +135,20 @@ def auroc_and_variance(counts: Counts) -> tuple[float, float]:
     of_id = np.dot(counts.id, (ood_below - area) ** 2) / (n - 1) / n
     of_ood = np.dot(counts.ood, (id_above - area) ** 2) / (m - 1) / m
     return area, float(of_id + of_ood)
+
+
+def _auroc_interval(area: float, variance: float, confidence: float, pairs: int) -> Interval:
+    """DeLong's on the scale of the logit, which keeps within [0, 1] and covers for areas close to 1 too.
+
+    Where nothing is in the wrong order, so that the variance is 0: what as many independent pairs would tell.
+    """
+    if not variance > 0:
+        bound = ((1 - confidence) / 2) ** (1 / pairs)
+        return (bound, 1.0) if area == 1 else (0.0, 1 - bound) if area == 0 else (0.0, 1.0)
+    half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance) / (area * (1 - area))
+    middle = math.log(area / (1 - area))
+    low, high = (1 / (1 + math.exp(-max(-700.0, min(700.0, middle + step)))) for step in (-half, half))
+    return low, high
 
 
 def _fpr_interval(counts: Counts, confidence: float, resamples: int, seed: int) -> Interval:
@@ -190,7 +203,10 @@ def compare(
     variance = np.var(of_id - of_id_2, ddof=1) / n + np.var(of_ood - of_ood_2, ddof=1) / m
     deviation = math.sqrt(variance)
     half = NormalDist().inv_cdf((1 + confidence) / 2) * deviation
-    p_value = math.erfc(abs(difference) / deviation / math.sqrt(2)) if deviation else float(difference == 0)
+    if deviation:
+        p_value = math.erfc(abs(difference) / deviation / math.sqrt(2))
+    else:  # all samples agree: what a sign test on as many pairs would say
+        p_value = 1.0 if difference == 0 else min(1.0, 2 * 0.5 ** min(n, m))
     return Comparison(difference, (difference - half, difference + half), p_value)
 
 

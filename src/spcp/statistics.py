@@ -33,16 +33,13 @@ class Moments:
     def of(cls, h: Tensor, y: Tensor, classes: int) -> Moments:
         """Of some rows (N, D) with labels (N,)."""
         own = cls.empty(classes, h.shape[1])
-        h, y = h.detach().float().cpu(), y.cpu()
+        h, y = h.detach().cpu().double(), y.cpu()
         own.count = torch.bincount(y, minlength=classes).double()
-        own.mean.index_add_(0, y, h.double())
+        own.mean.index_add_(0, y, h)
         own.mean /= own.count.clamp(min=1)[:, None]
-        centred = h - own.mean.float()[y]  # what the means lose in float32 is put back below
-        sums = torch.zeros_like(own.mean).index_add_(0, y, centred.double())
-        own.squares.index_add_(0, y, centred.double().square())
-        own.squares -= sums.square() / own.count.clamp(min=1)[:, None]
-        own.scatter = (centred.t() @ centred).double()
-        own.scatter -= sums.t() @ (sums / own.count.clamp(min=1)[:, None])
+        centred = h - own.mean[y]
+        own.squares.index_add_(0, y, centred.square())
+        own.scatter = centred.t() @ centred  # in float64, or its rank would be lost in rounding
         return own
 
     def merge(self, other: Moments) -> Moments:

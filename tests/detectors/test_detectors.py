@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +58,7 @@ def reference(name: str, score: Score, head: nn.Linear, data: Features, fit: Fea
     H, Z, y = fit.h.double().numpy(), fit.z.double().numpy(), fit.y.numpy()
     lam = head.threshold.item() if isinstance(head, SPCPLinear) and head.truncate == "both" else None
     o = score.options
-    guides = torch.arange(60) * 5  # every fifth of 300
+    guides = torch.randperm(M, generator=torch.Generator().manual_seed(0))[:60]
     table: dict[str, Callable[[], np.ndarray]] = {
         "msp": lambda: slow.msp(z),
         "maxlogit": lambda: slow.maxlogit(z),
@@ -160,6 +161,37 @@ class TestEvery:
             score.scores(data, head), fitted(name, head).scores(data, head), rtol=1e-4, atol=1e-4
         )
 
+    def test_nothing_is_on(self, name: str, head: nn.Linear) -> None:
+        """A sample without any features on, beside one that is the mean of the training data."""
+        score, fit = fitted(name, head), make_data(head, M, 1)
+        h = torch.stack([torch.zeros(D), fit.h.mean(0)])
+        with torch.no_grad():
+            assert score(h, head(h), head).isfinite().all()
+
+    def test_heads_of_other_precision(self, name: str, head: nn.Linear) -> None:
+        data, score = make_data(head, N, 2), fitted(name, head)
+        expected = score.scores(data, head)
+        double = copy.deepcopy(head).double()
+        found = build_score(name, **OPTIONS.get(name, {})).fit(make_data(head, M, 1), double).scores(data, double)
+        torch.testing.assert_close(found.float(), expected, rtol=1e-3, atol=1e-3)
+
+    def test_exports_as_it_scores(self, name: str, head: nn.Linear) -> None:
+        """As one graph, for batches of any size."""
+        data, score = make_data(head, N, 2), fitted(name, head)
+
+        class Whole(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.head, self.score = head, score
+
+            def forward(self, h: Tensor) -> Tensor:
+                return self.score(h, self.head(h), self.head)
+
+        batch = torch.export.Dim("batch", min=2, max=1000)
+        program = torch.export.export(Whole(), (data.h[:8],), dynamic_shapes=({0: batch},)).module()
+        with torch.no_grad():
+            torch.testing.assert_close(program(data.h), score.scores(data, head), rtol=1e-4, atol=1e-4)
+
     def test_half_precision_banks(self, name: str, head: nn.Linear) -> None:
         data, score = make_data(head, N, 2), fitted(name, head)
         half = Features.of(data.h.half(), data.z.half(), data.y)
@@ -210,6 +242,23 @@ def test_mahalanobis_keeps_its_digits_far_from_the_origin() -> None:
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
+@pytest.mark.parametrize("rows", [30, 3000])
+def test_mahalanobis_of_features_that_do_not_fill_the_space(rows: int) -> None:
+    """Fewer samples than features, or features that depend on each other: the pseudoinverse has their rank."""
+    torch.manual_seed(0)
+    head, y = nn.Linear(64, 3), torch.arange(rows) % 3
+    mixing = torch.randn(16, 64)
+    h, odd = (torch.randn(n, 16) @ mixing for n in (rows, 20))
+    data = Features.of(h, torch.zeros(rows, 3), y)
+    whole = h.double().numpy()
+    means = np.stack([whole[y == k].mean(0) for k in range(3)])
+    inverse = np.linalg.pinv((whole - means[y]).T @ (whole - means[y]) / rows, rcond=1e-9)
+    away = odd.double().numpy()[:, None] - means
+    expected = -np.einsum("bkd,de,bke->bk", away, inverse, away).min(1)
+    found = detectors.Mahalanobis().fit(data, head).scores(Features.of(odd, torch.zeros(20, 3)), head)
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
 def test_odin() -> None:
     """Against the formula, by finite differences: the input moves against the sign of the gradient of its loss."""
     torch.manual_seed(0)
@@ -243,7 +292,16 @@ def test_bad_names_and_options() -> None:
         build_score("enrgy")
     with pytest.raises(InputError, match=r"knn: .*'K'"):
         build_score("knn", K=3)
+    for name, options, message in (
+        ("react", {"percentile": 0.9}, r"ReAct: percentile = 0.9 must be from 1 to 100, in percent"),
+        ("knn", {"k": 0}, "KNN: k = 0 must be at least 1"),
+        ("energy", {"T": 0}, "Energy: T = 0 must be at least"),
+    ):
+        with pytest.raises(InputError, match=message):
+            build_score(name, **options)
     head = make_head(False)
+    with pytest.raises(InputError, match="ASH: kind = 'S' must be"):
+        build_score("ash", kind="S").scores(make_data(head, 3, 1), head)
     with pytest.raises(InputError, match=r"ViM: dim = 24 leaves nothing of 24 features"):
         detectors.ViM(dim=24).fit(make_data(head, M, 1), head)
     with pytest.raises(InputError, match="have no label"):

@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from .base import Score, energy
+from ..errors import InputError
+from .base import Score, energy, logits_of, ratio
 
 Kind = Literal["b", "s", "p"]
 
@@ -24,9 +25,11 @@ def ash(h: Tensor, percentile: float, kind: Kind) -> Tensor:
     if kind == "b":
         values = (h.sum(1, keepdim=True) / k).expand(-1, k)
     elif kind == "s":
-        values = top.values * (h.sum(1, keepdim=True) / top.values.sum(1, keepdim=True)).exp()
-    else:
+        values = top.values * ratio(h.sum(1, keepdim=True), top.values.sum(1, keepdim=True)).exp()
+    elif kind == "p":
         values = top.values
+    else:
+        raise InputError(f'ASH: kind = {kind!r} must be "b", "s" or "p"')
     return torch.zeros_like(h).scatter_(1, top.indices, values)
 
 
@@ -35,6 +38,7 @@ class ASH(Score):
 
     paper = "Extremely Simple Activation Shaping for Out-of-Distribution Detection (ASH), ICLR 2023"
     formula = "logsumexp(W ash(h) + b)"
+    reads = "head"
     sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}  # noqa: RUF012
 
     def __init__(self, *, percentile: float = 90.0, kind: Kind = "b") -> None:
@@ -43,4 +47,4 @@ class ASH(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(head(ash(h, self.percentile, self.kind)))
+        return energy(logits_of(head, ash(h, self.percentile, self.kind)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
@@ -28,6 +29,7 @@ class Score(nn.Module):
     fitted_on: ClassVar[Literal["train", "val"] | None] = None
     state: ClassVar[tuple[str, ...]] = ()
     rows: ClassVar[int] = 1024  # that are scored together: what is in between stays in the cache
+    reads: ClassVar[Literal["outputs", "head", "weights"]] = "outputs"  # features and logits; the head; what is in it
     needs_inputs: ClassVar[bool] = False  # whether features and logits are not enough
 
     def __init__(self) -> None:
@@ -76,6 +78,43 @@ def energy(z: Tensor, T: float = 1.0) -> Tensor:
     return torch.logsumexp(z, 1) if T == 1 else T * torch.logsumexp(z / T, 1)
 
 
+# What options may be: the least and the most.
+RANGES: Mapping[str, tuple[float, float]] = {
+    "T": (1e-6, math.inf),
+    "p": (1, 99),
+    "percentile": (1, 100),
+    "high": (1, 100),
+    "low": (0, 100),
+    "k": (1, math.inf),
+    "M": (1, math.inf),
+    "gamma": (1e-6, math.inf),
+    "share": (1e-9, 1),
+    "power": (1e-6, math.inf),
+    "eps": (0, math.inf),
+}
+
+
+def check_options(score: Score) -> None:
+    """Say which option cannot be."""
+    for name, value in score.options.items():
+        low, high = RANGES.get(name, (-math.inf, math.inf))
+        if isinstance(value, int | float) and not low <= value <= high:
+            limit = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
+            percent = ", in percent" if high in (99, 100) else ""
+            raise InputError(f"{type(score).__name__}: {name} = {value:g} must be {limit}{percent}")
+
+
+def logits_of(head: nn.Linear, h: Tensor) -> Tensor:
+    """Logits of features in float32, whatever the head's precision."""
+    z: Tensor = head(h.to(head.weight.dtype))
+    return z.to(h.dtype)
+
+
+def ratio(a: Tensor, b: Tensor) -> Tensor:
+    """`a / b`, and 1 for a sample without any features on: nothing over nothing."""
+    return torch.where(b == 0, 1.0, a / b)
+
+
 def threshold_of(head: nn.Linear) -> Tensor | None:
     """The bound of a truncating head, None for a plain one."""
     if isinstance(head, SPCPLinear) and head.rho_norm > 0 and head.truncate in ("both", "infer"):
@@ -102,7 +141,9 @@ def entering(h: Tensor, head: nn.Linear) -> Tensor:
 
 
 def chunks(h: Tensor, width: int, budget: int = 1 << 24) -> tuple[Tensor, ...]:
-    """Rows of h a few at a time, such that `width` numbers for each stay within the budget."""
+    """Rows of h a few at a time, such that `width` numbers for each stay within the budget; all at once for export."""
+    if torch.compiler.is_compiling():
+        return (h,)
     return h.split(max(1, min(SHARD, budget // max(1, width)))) if len(h) else (h,)
 
 

@@ -23,6 +23,7 @@ class DICE(Score):
 
     paper = "DICE: Leveraging Sparsification for Out-of-Distribution Detection, ECCV 2022"
     formula = "logsumexp((W * keep) h + b)"
+    reads = "head"
     fitted_on = "train"
     state = ("weight",)
     rows = 4096
@@ -40,5 +41,5 @@ class DICE(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        logits: Tensor = functional_call(head, {"weight": self.weight}, (h,))
-        return energy(logits)
+        logits: Tensor = functional_call(head, {"weight": self.weight}, (h.to(self.weight.dtype),))
+        return energy(logits.to(h.dtype))

@@ -16,6 +16,7 @@ class FDBD(Score):
 
     paper = "Fast Decision Boundary based Out-of-Distribution Detector (fDBD), ICML 2024"
     formula = "sum_c |z_c - z_max| / ||w_c - w_max|| / ||h - mu||"
+    reads = "weights"
     fitted_on = "train"
     state = ("mean", "gaps")
     mean: Tensor
@@ -32,4 +33,5 @@ class FDBD(Score):
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
         top, predicted = z.max(1)
-        return ((top[:, None] - z) / self.gaps[predicted]).sum(1) / (h - self.mean).norm(dim=1)
+        away = (h - self.mean).norm(dim=1).clamp(min=torch.finfo(h.dtype).tiny)
+        return ((top[:, None] - z) / self.gaps[predicted]).sum(1) / away

@@ -21,6 +21,7 @@ class ITP(Score):
 
     paper = "ITP: Instance-Aware Test Pruning for Out-of-Distribution Detection, 2024"
     formula = "logsumexp_k(sum_d c [mu > pct(mu, p)] [c < mu + l sigma] + b)"
+    reads = "weights"
     fitted_on = "train"
     state = ("keep", "limit")
     keep: Tensor  # (K, D)
@@ -32,7 +33,7 @@ class ITP(Score):
 
     def fit(self, data: Features, head: nn.Linear) -> Self:
         """Learn what is usual."""
-        moments, W = data.moments(), head.weight.detach().double().cpu()
+        moments, W = data.moments(), head.weight.detach().cpu().double()
         mean = entering(moments.mean[: len(W)], head)
         scale = entering(torch.ones_like(mean), head)
         mu = W * mean

@@ -13,12 +13,15 @@ from .base import Score, unit
 ROWS, COLUMNS, BLOCK = 2048, 2048, 16  # a tile of similarities, and how many are looked at together
 
 
+@torch.no_grad()
 def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
     """The k largest of `f . bank_i` for each row of f, (B, k), in any order.
 
     The product is made in tiles, which pack well and take little memory. Of a tile, only what exceeds the smallest of a
     row's k best so far can change them: after the first few that is next to nothing, found by the maxima of blocks.
     """
+    if torch.compiler.is_compiling() or not len(f):
+        return (f @ bank.t()).topk(k, 1, sorted=False).values
     buffer = f.new_empty(ROWS * COLUMNS)
     found = []
     for own in f.split(ROWS):
@@ -27,7 +30,7 @@ def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
             tile = buffer[: len(own) * len(part)].view(len(own), len(part))
             best = _better(best, torch.mm(own, part.t(), out=tile), k)
         found.append(best)
-    return torch.cat(found) if found else f.new_empty(0, k)
+    return torch.cat(found)
 
 
 def _better(best: Tensor, tile: Tensor, k: int) -> Tensor:
@@ -70,4 +73,6 @@ class KNN(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return 2 * top_similarities(unit(h), self.bank, min(self.k, len(self.bank))).amin(1) - 2
+        f = unit(h)  # of length 1, or 0 for a sample without any features on
+        near = top_similarities(f, self.bank, min(self.k, len(self.bank))).amin(1)
+        return 2 * near - 1 - f.square().sum(1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
 from ..features import Features
@@ -15,6 +16,7 @@ class NCI(Score):
 
     paper = "Detecting Out-of-Distribution through the Lens of Neural Collapse (NCI), CVPR 2025"
     formula = "w_c . (h - mu) / ||h - mu|| + alpha ||h||_1"
+    reads = "weights"
     sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}  # noqa: RUF012
     fitted_on = "train"
     state = ("mean",)
@@ -33,4 +35,4 @@ class NCI(Score):
         """Scores (B,)."""
         away = h - self.mean
         w = head.weight.detach()[z.argmax(1)]
-        return (w * away).sum(1) / away.norm(dim=1) + self.alpha * h.abs().sum(1)
+        return (w * away).sum(1) / away.norm(dim=1).clamp(min=torch.finfo(h.dtype).tiny) + self.alpha * h.abs().sum(1)

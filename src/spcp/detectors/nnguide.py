@@ -13,7 +13,7 @@ from .knn import top_similarities
 
 
 class NNGuide(Score):
-    """`energy(z) * mean of the k largest f . (energy_i f_i)`, over `share` of the training samples, evenly spaced."""
+    """`energy(z) * mean of the k largest f . (energy_i f_i)`, over a `share` of the training samples."""
 
     paper = "Nearest Neighbor Guidance for Out-of-Distribution Detection (NNGuide), ICCV 2023"
     formula = "energy(z) mean_top-k f . (energy_i f_i)"
@@ -27,10 +27,16 @@ class NNGuide(Score):
 
     def fit(self, data: Features, head: nn.Linear) -> Self:
         """Keep some of the training samples."""
-        guides = torch.cat([energy(z)[:, None] * unit(h) for h, z, *_ in data.parts()])
-        count = max(1, round(self.share * len(guides)))
-        chosen = torch.arange(count) * len(guides) // count
-        self.bank = guides[chosen].to(head.weight.device)
+        count = max(1, round(self.share * len(data)))
+        rng = torch.Generator().manual_seed(0)  # data may be in an order, such as class after class
+        chosen = torch.zeros(len(data), dtype=torch.bool)
+        chosen[torch.randperm(len(data), generator=rng)[:count]] = True
+        guides, start = [], 0
+        for h, z, *_ in data.parts():
+            own = chosen[start : start + len(h)]
+            guides.append(energy(z[own])[:, None] * unit(h[own]))
+            start += len(h)
+        self.bank = torch.cat(guides).to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:

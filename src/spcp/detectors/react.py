@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features import Features
-from .base import Score, energy
+from .base import Score, energy, logits_of
 
 
 class ReAct(Score):
@@ -16,6 +16,7 @@ class ReAct(Score):
 
     paper = "ReAct: Out-of-distribution Detection With Rectified Activations, NeurIPS 2021"
     formula = "logsumexp(W min(h, c) + b)"
+    reads = "head"
     sweep = {"percentile": (85.0, 90.0, 95.0, 99.0)}  # noqa: RUF012
     fitted_on = "val"
     state = ("c",)
@@ -33,4 +34,4 @@ class ReAct(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(head(h.minimum(self.c)))
+        return energy(logits_of(head, h.minimum(self.c)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .ash import survivors
-from .base import Score, energy
+from .base import Score, energy, logits_of, ratio
 
 
 def scale(h: Tensor, percentile: float) -> Tensor:
     """`h exp(sum(h) / sum(its k largest))`; assumes h >= 0."""
     top = h.topk(survivors(h.shape[1], percentile), 1, sorted=False).values
-    return h * (h.sum(1, keepdim=True) / top.sum(1, keepdim=True)).exp()
+    return h * ratio(h.sum(1, keepdim=True), top.sum(1, keepdim=True)).exp()
 
 
 class SCALE(Score):
@@ -19,6 +19,7 @@ class SCALE(Score):
 
     paper = "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement (SCALE), ICLR 2024"
     formula = "logsumexp(W h exp(sum h / sum top-k h) + b)"
+    reads = "head"
     sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}  # noqa: RUF012
 
     def __init__(self, *, percentile: float = 85.0) -> None:
@@ -27,4 +28,4 @@ class SCALE(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(head(scale(h, self.percentile)))
+        return energy(logits_of(head, scale(h, self.percentile)))

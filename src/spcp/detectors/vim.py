@@ -21,6 +21,7 @@ class ViM(Score):
 
     paper = "ViM: Out-Of-Distribution with Virtual-logit Matching, CVPR 2022"
     formula = "logsumexp(z) - alpha ||(h - o) R||"
+    reads = "weights"
     fitted_on = "train"
     state = ("origin", "residual", "alpha")
     origin: Tensor
@@ -37,7 +38,7 @@ class ViM(Score):
         dim = (1000 if size >= 2048 else size // 2) if self.dim is None else self.dim
         if not 0 <= dim < size:
             raise InputError(f"ViM: dim = {dim} leaves nothing of {size} features; choose one below {size}")
-        W = head.weight.detach().double().cpu()
+        W = head.weight.detach().cpu().double()
         bias = torch.zeros(len(W)) if head.bias is None else head.bias.detach().cpu()
         origin = -torch.linalg.pinv(W) @ bias.double()
         scatter = data.moments().scatter_around(origin) / len(data)

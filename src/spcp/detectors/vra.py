@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features import Features
-from .base import Score, energy
+from .base import Score, energy, logits_of
 
 
 class VRA(Score):
@@ -16,6 +16,7 @@ class VRA(Score):
 
     paper = "VRA: Variational Rectified Activation for Out-of-distribution Detection, NeurIPS 2023"
     formula = "logsumexp(W clip(h, a, c) + b)"
+    reads = "head"
     sweep = {"high": (85.0, 90.0, 95.0, 99.0), "low": (1.0, 5.0, 10.0, 15.0)}  # noqa: RUF012
     fitted_on = "val"
     state = ("bounds",)
@@ -32,4 +33,4 @@ class VRA(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(head(h.clamp(self.bounds[0], self.bounds[1])))
+        return energy(logits_of(head, h.clamp(self.bounds[0], self.bounds[1])))

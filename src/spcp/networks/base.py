@@ -38,10 +38,11 @@ def evaluating(*modules: nn.Module | None) -> Iterator[None]:
     modes = [layer.training for layer in layers]
     try:
         for module in modules:
-            if module is not None:
-                module.eval()
+            if module is not None and any(layer.training for layer in module.modules()):
+                module.eval()  # what evaluates already is left alone: others may be using it
         with torch.no_grad():
             yield
     finally:
         for layer, mode in zip(layers, modes, strict=True):
-            layer.training = mode
+            if layer.training != mode:
+                layer.training = mode

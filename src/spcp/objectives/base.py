@@ -27,6 +27,11 @@ class Objective(nn.Module):
     detector: ClassVar[str] = "energy"  # what the paper scores it with
     detector_options: ClassVar[Mapping[str, Any]] = {}
     pretrained: ClassVar[bool] = False  # whether it starts from a trained network
+    readable: ClassVar[tuple[str, ...]] = (
+        "outputs",
+        "head",
+        "weights",
+    )  # what detectors may look at, see `Score.reads`
     transient: ClassVar[tuple[str, ...]] = ()  # buffers that only training needs
     views: ClassVar[int] = 1  # augmented views of each image in a step: x holds them one after the other
 
@@ -46,6 +51,10 @@ class Objective(nn.Module):
 
     def head(self, network: Network) -> nn.Linear:
         """The layer whose contributions SPCP bounds."""
+        return network.classifier
+
+    def scoring_head(self, network: Network) -> nn.Linear:
+        """The layer that makes logits of features, for detectors that change features on their way."""
         return network.classifier
 
     def classes(self, network: Network) -> int:

@@ -51,6 +51,7 @@ class CIDER(Objective):
     paper = "How to Exploit Hyperspherical Embeddings for Out-of-Distribution Detection? (CIDER), ICLR 2023"
     detector = "knn"
     views = 2
+    readable = ("outputs",)  # its logits come of no linear layer
 
     prototypes: Tensor
 

@@ -58,6 +58,7 @@ class MOS(Objective):
 
     paper = "MOS: Towards Scaling Out-of-Distribution Detection for Large Semantic Space, CVPR 2021"
     detector = "mos"
+    readable = ("outputs",)  # its logits are of several softmaxes
 
     def __init__(self, *, groups: Groups | None = None, **options: Any) -> None:
         super().__init__(**options)

@@ -38,6 +38,7 @@ class SNN(Objective):
 
     paper = "How to Overcome Curse-of-Dimensionality for Out-of-Distribution Detection? (SNN), AAAI 2024"
     detector = "knn"
+    readable = ("outputs", "head")  # the weights alone do not make its logits
     detector_options: ClassVar[Mapping[str, Any]] = {"k": 20}
 
     def __init__(self, *, share: float = 0.25, **options: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 from typing import Any
 
@@ -98,3 +99,11 @@ class UMAP(Objective):
     def predict(self, network: Network, x: Tensor) -> Tensor:
         """The class of the unmasked network."""
         return network(x).argmax(1)
+
+    @torch.no_grad()
+    def scoring_head(self, network: Network) -> nn.Linear:
+        """The classifier, masked."""
+        head = copy.deepcopy(network.classifier)
+        name = next(name for name, module in network.named_modules() if module is network.classifier)
+        head.weight.copy_(self.masked_weights(network)[f"{name}.weight"])
+        return head
