@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ..features import Features
 from .base import Score, unit
 
-ROWS, COLUMNS, BLOCK = 2048, 2048, 16  # a tile of similarities, and how many are looked at together
+ROWS, COLUMNS, BLOCK = 2048, 1024, 16  # a tile of similarities, and how many are looked at together
 
 
 @torch.no_grad()
@@ -22,7 +22,7 @@ def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
     """
     if torch.compiler.is_compiling() or not len(f):
         return (f @ bank.t()).topk(k, 1, sorted=False).values
-    buffer = f.new_empty(ROWS * COLUMNS)
+    buffer = f.new_empty(min(ROWS, len(f)) * min(COLUMNS, len(bank)))
     found = []
     for own in f.split(ROWS):
         best = f.new_empty(len(own), 0)
