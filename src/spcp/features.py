@@ -29,7 +29,7 @@ from .data import Loader
 from .data.cache import cache_folder, key_of, raw
 from .data.loader import content_key
 from .errors import InputError, need
-from .networks.base import evaluating
+from .networks.base import Network, evaluating
 from .objectives import Objective
 from .progress import track
 from .statistics import Moments
@@ -37,7 +37,7 @@ from .statistics import Moments
 _log = logging.getLogger("spcp")
 
 SHARD = 8192  # rows
-HOOKING = threading.Lock()  # torch numbers hooks without one
+HOOKED = threading.RLock()  # a hook sees what other threads run, too: one at a time
 Part = tuple[Tensor, Tensor, Tensor, Tensor]  # features (N, D), logits (N, K), labels (N,), predicted classes (N,)
 Outputs = Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
@@ -147,23 +147,19 @@ def outputs_of(model: nn.Module, objective: Objective | None = None, classifier:
     """A function from inputs to penultimate features (B, D), logits (B, K) and classes (B,), whatever the model is."""
     if objective is not None:
         return lambda x: objective.outputs(model, x)  # type: ignore[arg-type]
+    if isinstance(model, Network):
+        plain = Objective()
+        return lambda x: plain.outputs(model, x)
     _, head = find_classifier(model, classifier)
 
     def outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seen: list[Tensor] = []
-        thread = threading.get_ident()  # others may be running the same model
-
-        def see(tensor: Tensor) -> None:
-            if threading.get_ident() == thread:
-                seen.append(tensor)
-
-        with HOOKING:
-            before = head.register_forward_pre_hook(lambda _, inputs: see(inputs[0]), prepend=True)
-            after = head.register_forward_hook(lambda _, inputs, output: see(output))
-        try:
-            model(x)
-        finally:
-            with HOOKING:
+        with HOOKED:
+            before = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]), prepend=True)
+            after = head.register_forward_hook(lambda _, inputs, output: seen.append(output))
+            try:
+                model(x)
+            finally:
                 before.remove()
                 after.remove()
         if len(seen) != 2 or seen[0].ndim != 2:
