@@ -150,7 +150,8 @@ def outputs_of(model: nn.Module, objective: Objective | None = None, classifier:
     if isinstance(model, Network):
         plain = Objective()
         return lambda x: plain.outputs(model, x)
-    _, head = find_classifier(model, classifier)
+    with HOOKED:  # looking for the classifier may trace the model, which changes how all modules are called meanwhile
+        _, head = find_classifier(model, classifier)
 
     def outputs(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         seen: list[Tensor] = []
