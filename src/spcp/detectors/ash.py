@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import Score, energy, logits_of, ratio
+from .base import Score, energy, head_logits, ratio
 
 Kind = Literal["b", "s", "p"]
 
@@ -47,4 +47,4 @@ class ASH(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(logits_of(head, ash(h, self.percentile, self.kind)))
+        return energy(head_logits(head, ash(h, self.percentile, self.kind)))

@@ -104,7 +104,7 @@ def check_options(score: Score) -> None:
             raise InputError(f"{type(score).__name__}: {name} = {value:g} must be {limit}{percent}")
 
 
-def logits_of(head: nn.Linear, h: Tensor) -> Tensor:
+def head_logits(head: nn.Linear, h: Tensor) -> Tensor:
     """Logits of features in float32, whatever the head's precision."""
     z: Tensor = head(h.to(head.weight.dtype))
     return z.to(h.dtype)

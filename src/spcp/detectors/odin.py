@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..errors import InputError
 from .base import Score
 from .msp import msp
 
@@ -37,7 +38,7 @@ class ODIN(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Not from features."""
-        raise NotImplementedError("ODIN needs inputs: score_inputs(logits, x)")
+        raise InputError("ODIN needs inputs, not features; call score_inputs(logits, x), or use a Detector")
 
     def score_inputs(self, logits: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
         """Scores (B,) of inputs; `logits` is the network."""

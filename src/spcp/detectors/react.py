@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features import Features
-from .base import Score, energy, logits_of
+from .base import Score, energy, head_logits
 
 
 class ReAct(Score):
@@ -34,4 +34,4 @@ class ReAct(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(logits_of(head, h.minimum(self.c)))
+        return energy(head_logits(head, h.minimum(self.c)))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .ash import survivors
-from .base import Score, energy, logits_of, ratio
+from .base import Score, energy, head_logits, ratio
 
 
 def scale(h: Tensor, percentile: float) -> Tensor:
@@ -28,4 +28,4 @@ class SCALE(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(logits_of(head, scale(h, self.percentile)))
+        return energy(head_logits(head, scale(h, self.percentile)))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..features import Features
-from .base import Score, energy, logits_of
+from .base import Score, energy, head_logits
 
 
 class VRA(Score):
@@ -33,4 +33,4 @@ class VRA(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return energy(logits_of(head, h.clamp(self.bounds[0], self.bounds[1])))
+        return energy(head_logits(head, h.clamp(self.bounds[0], self.bounds[1])))
