@@ -102,7 +102,7 @@ def main() -> None:
         print(f"{epoch + 1:<8}{theirs:>12.1f} s{ours:>8.1f} s{theirs / ours:>7.2f}x", flush=True)
     operations, seconds = floor(len(usual.loader) * BATCH)
     print(f"floor in float32: {operations:.1f}e12 operations, {seconds:.0f} s")
-    network, _ = training.load_network(folder, benchmark=benchmark)
+    network, _ = training.load_network(folder)
     mine, other = accuracy(network, benchmark), accuracy(usual.network, benchmark)
     print(f"test accuracy: conventional {other:.2f} %, spcp {mine:.2f} %")
     missed = [f"{min(ratios):.2f}x as fast, aim {AIM}x"] if min(ratios) < AIM else []

@@ -206,7 +206,7 @@ def test_training_methods_with_outputs_of_their_own(tmp_path: Path, method: str)
         start = training.train(training_run.config("plain", 1), tmp_path / "plain", benchmark=own)
         changes["start"] = str(start / "last.safetensors")
     folder = training.train(training_run.config(method, 2, warmup=0, **changes), tmp_path / "run", benchmark=own)
-    network, objective = training.load_network(folder, benchmark=own)
+    network, objective = training.load_network(folder)
     from spcp.calibration import build_score
 
     score = build_score(objective.detector, **objective.detector_options)
@@ -217,6 +217,6 @@ def test_training_methods_with_outputs_of_their_own(tmp_path: Path, method: str)
     with torch.no_grad():
         assert torch.equal(found.classes, objective.predict(network, x))
     path = detector.save(tmp_path / "d.safetensors")
-    again = Detector.load(path, training.build_network(training.read_config(folder), own))
+    again = Detector.load(path, training.build_network(training.read_config(folder), own.inputs()))
     for ours, theirs in zip(found, again.detect(x), strict=True):
         assert torch.equal(ours, theirs)

@@ -68,7 +68,8 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path, method: str) -> No
     ]
     assert lines[0] == lines[1]
     assert [line["epoch"] for line in lines[0]] == [0, 1, 2]
-    expected = ["best.safetensors", "config.json", "last.safetensors", "metrics.jsonl", "state.safetensors"]
+    expected = [f"{own}.safetensors" for own in ("best", "last", "state")]
+    expected = sorted([*expected, "config.json", "inputs.json", "metrics.jsonl"])
     assert sorted(path.name for path in killed.iterdir()) == expected  # and nothing half-written
 
 
@@ -121,7 +122,7 @@ def test_every_method_trains_saves_loads_and_scores(
     assert [line["epoch"] for line in lines] == [0, 1, 2]
     assert lines[-1]["loss"] < lines[0]["loss"]
 
-    network, objective = training.load_network(folder, benchmark=digits)
+    network, objective = training.load_network(folder)
     with torch.no_grad():
         right = [(objective.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=500)]
         x = next(iter(digits.loader("near/greek", batch_size=50)))[0]
@@ -255,7 +256,7 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
     vectors = data.TensorSet("vectors", torch.randn(40, 6), torch.arange(40) % 4, tuple("abcd"))
     embeddings = data.Benchmark("vectors", None, tuple("abcd"), vectors, vectors, vectors)
     with pytest.raises(
-        InputError, match=r"its samples are \(6,\), no images, for which cnn is; choose the network mlp"
+        InputError, match=r"the samples are \(6,\), no images, for which cnn is; choose the network mlp"
     ):
         training.train(config, tmp_path / "r", benchmark=embeddings)
     assert not (tmp_path / "r").exists()
@@ -273,7 +274,7 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
     bare = dataclasses.replace(own, val=None)
     folder = training.train(training_run.config("plain", 1), tmp_path / "bare", benchmark=bare)
     with pytest.raises(InputError, match="has no best weights, for it had no validation data"):
-        training.load_network(folder, "best", benchmark=bare)
+        training.load_network(folder, "best")
     (folder / "state.safetensors").write_bytes(b"damaged")
     with pytest.raises(InputError, match=r"state.safetensors: damaged"):
         training.train(training_run.config("plain", 1), folder, benchmark=bare)
@@ -287,7 +288,7 @@ def test_best_weights_come_with_their_objective(tmp_path: Path) -> None:
     lines = training.read_metrics(folder)
     x, y = next(iter(own.loader("val", batch_size=40)))
     for which, accuracy in (("best", max(line["val_accuracy"] for line in lines)), ("last", lines[-1]["val_accuracy"])):
-        network, objective = training.load_network(folder, which, benchmark=own)
+        network, objective = training.load_network(folder, which)
         with torch.no_grad():
             found = (objective.predict(network, x) == y).float().mean() * 100
         assert found == pytest.approx(accuracy)
@@ -342,15 +343,13 @@ def test_an_objective_and_a_network_of_ones_own(tmp_path: Path) -> None:
     folder = training.train(
         config, tmp_path / "r", benchmark=own, network=model(), objective=Smoothed(rho_norm=0.5, beta=0.9)
     )
-    network, objective = training.load_network(
-        folder, benchmark=own, network=model(), objective=Smoothed(rho_norm=0.5, beta=0.9)
-    )
+    network, objective = training.load_network(folder, network=model(), objective=Smoothed(rho_norm=0.5, beta=0.9))
     assert isinstance(network.classifier, SPCPLinear)
     x, y = next(iter(own.loader("val", batch_size=40)))
     accuracy = (objective.predict(network, x) == y).float().mean() * 100
     assert accuracy == pytest.approx(training.read_metrics(folder)[-1]["val_accuracy"])
     with pytest.raises(InputError, match=r"last.safetensors: its weights are of another network"):
-        training.load_network(folder, benchmark=own)
+        training.load_network(folder)
     with pytest.raises(InputError, match="its run has own_objective = "):
         training.train(config, folder, benchmark=own, network=model())
 
@@ -361,7 +360,7 @@ def test_a_model_of_ones_own_stays_as_it_is(tmp_path: Path) -> None:
     model = torch.nn.Sequential(OrderedDict(body=body, head=torch.nn.Linear(32, 4)))
     before = {name: value.clone() for name, value in model.state_dict().items()}
     folder = training.train(config, tmp_path / "r", benchmark=own, network=model)
-    network, _ = training.load_network(folder, benchmark=own, network=model)
+    network, _ = training.load_network(folder, network=model)
     assert network.classifier.out_features == 6  # two groups, each with its others
     assert model.state_dict().keys() == before.keys()
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())

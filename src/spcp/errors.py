@@ -10,6 +10,10 @@ class InputError(ValueError):
     """Something of the user's (a file, a name, a setting) cannot be used; the message says what to do."""
 
 
+class TrainingError(RuntimeError):
+    """A run that cannot go on; the message says where it stopped and what is left."""
+
+
 def need(module: str, package: str, extra: str = "data") -> ModuleType:
     """Import an optional dependency, or say what to install.
 

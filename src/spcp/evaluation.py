@@ -26,7 +26,7 @@ from .metrics import mean_and_deviation, metrics
 from .networks.base import evaluating
 from .objectives import Objective
 from .progress import track
-from .training import load_network, read_config
+from .training import benchmark_of, load_network, read_config
 
 # What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
 USUAL = tuple(name for name in SCORES if name not in ("odin", "mos"))
@@ -153,10 +153,10 @@ class Evaluation:
         batch_size: int = 256,
     ) -> None:
         if not isinstance(model, nn.Module):
-            config = read_config(model)
-            name = benchmark or config.benchmark
-            benchmark = load_benchmark(name, config.root) if isinstance(name, str) else name
-            model, objective = load_network(model, which, benchmark=benchmark, network=network, objective=objective)
+            if isinstance(benchmark, str):
+                benchmark = load_benchmark(benchmark, read_config(model).root)
+            benchmark = benchmark or benchmark_of(model)
+            model, objective = load_network(model, which, network=network, objective=objective)
         if isinstance(benchmark, str):
             benchmark = load_benchmark(benchmark)
         if benchmark is None:
@@ -258,6 +258,10 @@ class Evaluation:
                 best, found = area, score
         return found if kind.sweep else self.fit(kind)
 
+    def fitted(self, name: str, *, search: bool = False) -> Score:
+        """A detector by name, with what this network and benchmark ask for, fitted; hyperparameters by `search`."""
+        return self.search(name) if search else self.fit(build_score(name, **self.options(name)))
+
     def options(self, name: str) -> dict[str, Any]:
         """What a detector has to be told about this network."""
         if self.objective is not None and name == self.objective.detector:
@@ -282,6 +286,7 @@ class Evaluation:
         *,
         search: bool = False,
         full_spectrum: bool = False,
+        also: Sequence[str] = (),
     ) -> Table:
         """Every detector on every near and far set.
 
@@ -289,6 +294,7 @@ class Evaluation:
             detectors: names, see `spcp.detectors.SCORES`, or scores of one's own; by default all that make sense.
             search: choose hyperparameters first, see `search`.
             full_spectrum: count the shifted sets as ID too.
+            also: other roles to keep scores of, such as "val".
         """
         self._refresh()
         chosen = {own if isinstance(own, str) else _named(own): own for own in detectors or self.usual()}
@@ -300,11 +306,13 @@ class Evaluation:
         kept: dict[tuple[str, str], Tensor] = {}
         accuracy = self.features("test").accuracy() * 100
         for name, own_score in track(chosen.items(), "detectors", len(chosen)):
-            if isinstance(own_score, Score):
-                score = self.fit(own_score)
-            else:
-                score = self.search(name) if search else self.fit(build_score(name, **self.options(name)))
-            for role in ("test", *shifted, *(f"{group}/{own}" for group, sets in groups.items() for own in sets)):
+            score = self.fit(own_score) if isinstance(own_score, Score) else self.fitted(name, search=search)
+            for role in (
+                "test",
+                *also,
+                *shifted,
+                *(f"{group}/{own}" for group, sets in groups.items() for own in sets),
+            ):
                 kept[name, role] = self.scores(score, role)
             known = torch.cat([kept[name, role] for role in ("test", *shifted)])
             for group, sets in groups.items():

@@ -8,6 +8,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+quiet = False  # whether to show nothing but results and problems; the command line's --quiet sets it
+
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
     """Pass the items on, and show a bar on standard error while doing so, if that is a terminal and rich is installed.
@@ -16,7 +18,7 @@ def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
     [1, 2]
     """
     try:
-        if not sys.stderr.isatty():
+        if quiet or not sys.stderr.isatty():
             raise ImportError
         from rich.console import Console
         from rich.progress import Progress

@@ -23,6 +23,7 @@ from .folders import read_places365 as read_places365
 from .folders import read_texture as read_texture
 from .folders import read_tin as read_tin
 from .images import ImageTransform as ImageTransform
+from .inputs import Inputs as Inputs
 from .loader import Loader as Loader
 from .loader import prepare as prepare
 from .loader import readable as readable

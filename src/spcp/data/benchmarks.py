@@ -25,6 +25,7 @@ from .errors import DataError
 from .files import CIFAR10_CLASSES, read_cifar, read_cifar10c, read_mnist, read_svhn
 from .folders import parse_imglist, read_folder, read_places365, read_texture, read_tin
 from .images import ImageTransform
+from .inputs import Inputs
 from .loader import Loader
 from .noise import noise
 from .openood import BENCHMARKS, IMAGENET, Part, rank_in_class
@@ -60,6 +61,11 @@ class Benchmark:
         if role not in known:
             raise DataError(f"{self.name}: has no set {role!r}; there are {', '.join(known)}")
         return Loader(known[role], self.transform_of(role), **options)
+
+    def inputs(self) -> Inputs:
+        """What a network for it gets to see; one sample is prepared for it."""
+        x, _ = next(iter(self.loader("test", batch_size=1)))
+        return Inputs(self.classes, tuple(x.shape[1:]), self.transform)
 
     def sets(self) -> dict[str, DataSet]:
         """All sets by role and name: "train", "val", "test", "ood_val/tin", "near/cifar100", ..."""

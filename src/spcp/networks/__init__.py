@@ -1,6 +1,7 @@
 """Networks: `features(x) -> (batch, D)`, and a linear `classifier`."""
 
 from .adapted import adapt as adapt
+from .adapted import own_network as own_network
 from .base import Network as Network
 from .densenet import densenet100 as densenet100
 from .resnet import resnet18 as resnet18

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from .. import progress
 from .run import Run
 
 PLAIN_EVERY = 60.0  # seconds between two lines within an epoch, where there is no bar
@@ -18,6 +19,7 @@ class Display:
     def __init__(self, run: Run, steps: int, images: int) -> None:
         self.run, self.steps, self.images = run, steps, images
         self.bar: Any = None
+        self.shown = False
         self.started, self.begun = time.perf_counter(), self._done()
         self.said = self.started
 
@@ -25,7 +27,8 @@ class Display:
         return self.run.epoch * self.steps + self.run.step
 
     def __enter__(self) -> Display:
-        if self.run.writes and sys.stderr.isatty():
+        self.shown = self.run.writes and not progress.quiet
+        if self.shown and sys.stderr.isatty():
             try:
                 from rich.console import Console
                 from rich.progress import BarColumn, Progress, TextColumn
@@ -56,14 +59,14 @@ class Display:
             self.bar.update(
                 self.task, completed=done, description=f"epoch {run.epoch + 1}/{run.config.epochs}", words=words
             )
-        elif run.writes and now - self.said > PLAIN_EVERY:
+        elif self.shown and now - self.said > PLAIN_EVERY:
             self.said = now
             place = f"epoch {run.epoch + 1}/{run.config.epochs}  step {run.step}/{self.steps}"
             print(f"{place}  {words}", file=sys.stderr, flush=True)
 
     def epoch(self, line: Mapping[str, Any]) -> None:
         """Show an epoch that is done."""
-        if not self.run.writes:
+        if not self.shown:
             return
         self.said = time.perf_counter()
         words = measured(line["loss"], line["accuracy"], line["val_accuracy"], line.get("threshold"), line.get("cut"))

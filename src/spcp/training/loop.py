@@ -96,7 +96,8 @@ def train(
     if benchmark.train is None:
         raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)
-    net = build_network(config, benchmark) if network is None else adapt(copy.deepcopy(network))
+    inputs = benchmark.inputs()
+    net = build_network(config, inputs) if network is None else adapt(copy.deepcopy(network))
     if config.start:
         load_weights(net, Path(config.start).expanduser())
 
@@ -131,7 +132,7 @@ def train(
     )
     optimizer = fabric.setup_optimizers(sgd)
     run.scaler = getattr(fabric._precision, "scaler", None)
-    run.claim()
+    run.claim(inputs)
     fabric.barrier()
     if not run.resume(trainee, sgd, fabric.device):
         own.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))

@@ -1,6 +1,7 @@
 """A run is a folder, and resumes to the bit.
 
-`config.json` (complete: the same command continues or repeats it), `metrics.jsonl` (a line an epoch),
+`config.json` (complete: the same command continues or repeats it), `inputs.json` (what the network expects, and what
+its classes are called), `metrics.jsonl` (a line an epoch),
 `last.safetensors` and `best.safetensors` (by ID validation), and `state.safetensors`: everything that the next step
 depends on.
 """
@@ -19,17 +20,14 @@ from torch import Tensor, nn
 
 from ..atomic import sweep, written
 from ..contributions import apply_spcp
-from ..data import Benchmark, load_benchmark
-from ..errors import InputError, need
+from ..data import Benchmark, Inputs, load_benchmark
+from ..errors import InputError, TrainingError, need
 from ..networks import Network, adapt
+from ..networks.adapted import Adapted
 from ..objectives import Objective
 from .settings import Config, build_network, build_objective
 
 GIVEN = {"own_network", "own_objective"}  # what a config file holds besides the settings
-
-
-class TrainingError(RuntimeError):
-    """A run that cannot go on; the message says where it stopped and what is left."""
 
 
 class Run:
@@ -63,12 +61,14 @@ class Run:
                     "another folder"
                 )
 
-    def claim(self) -> None:
+    def claim(self, inputs: Inputs) -> None:
         """Write the settings into a new folder, and clean up after processes that were killed."""
         if self.writes:
             sweep(self.folder, *(f"{name}.safetensors" for name in ("state", "last", "best")), "metrics.jsonl")
             with written(self.folder / "config.json") as file:
                 file.write((json.dumps(self.settings, indent=2, sort_keys=True) + "\n").encode())
+            with written(self.folder / "inputs.json") as file:
+                file.write((json.dumps(inputs.as_json()) + "\n").encode())
 
     def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
         """Add a batch to the epoch's sums, on its device."""
@@ -241,10 +241,36 @@ def read_config(folder: str | Path) -> Config:
     return Config(**{key: value for key, value in settings.items() if key not in GIVEN})
 
 
+def read_inputs(folder: str | Path) -> Inputs:
+    """What the network of a run expects."""
+    path = Path(folder).expanduser() / "inputs.json"
+    try:
+        return Inputs.from_json(json.loads(path.read_text()))
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file; name the folder of a run") from error
+    except ValueError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def benchmark_of(folder: str | Path) -> Benchmark:
+    """The data of a run: as its folder describes it (`benchmark.toml`), or by the name in its settings."""
+    folder = Path(folder).expanduser()
+    config = read_config(folder)
+    own = folder / "benchmark.toml"
+    return load_benchmark(own) if own.exists() else load_benchmark(config.benchmark, config.root)
+
+
 def load_weights(network: Network, path: Path) -> None:
     """Put the weights of a file, or of a run's folder, into a network that was built alike."""
     path = path / "last.safetensors" if path.is_dir() else path
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise InputError(
+            f"{path}: is a pickle, which may run code; convert it: safetensors.torch.save_file(torch.load(path, "
+            "weights_only=True), 'weights.safetensors')"
+        )
     weights = {name: own for name, own in load(path)[0].items() if not name.startswith("objective.")}
+    if isinstance(network, Adapted) and not any(name.startswith(("body.", "classifier.")) for name in weights):
+        weights = network.renamed(weights)  # of the model itself, not of a run
     if "classifier.threshold" in weights and type(network.classifier) is nn.Linear:
         apply_spcp(network, rho_norm=0.0, classifier="classifier")  # how it truncates is in the file
     own = network.state_dict()
@@ -264,22 +290,18 @@ def load_network(
     folder: str | Path,
     which: str = "last",
     *,
-    benchmark: Benchmark | None = None,
     network: nn.Module | None = None,
     objective: Objective | None = None,
 ) -> tuple[Network, Objective]:
     """The network of a run, with its `last` or `best` weights, in evaluation mode, and its objective.
 
-    The paper's rule is the last: the threshold is that of the end of training. A benchmark, network or objective that
-    `train` was given in place of the config's has to be given here too; the network stays as it is, and a copy comes
-    back with the weights.
+    The paper's rule is the last: the threshold is that of the end of training. The data is not needed. A network or
+    objective that `train` was given in place of the config's has to be given here too; the network stays as it is, and
+    a copy comes back with the weights.
     """
     folder = Path(folder).expanduser()
     config = read_config(folder)
-    if network is None:
-        net = build_network(config, benchmark or load_benchmark(config.benchmark, config.root))
-    else:
-        net = adapt(copy.deepcopy(network))
+    net = build_network(config, read_inputs(folder)) if network is None else adapt(copy.deepcopy(network))
     objective = copy.deepcopy(objective) if objective is not None else build_objective(config)
     objective.prepare(net, max(1, config.epochs))
     path = folder / f"{which}.safetensors"
@@ -290,3 +312,41 @@ def load_network(
     if unknown or set(missing) - set(objective.transient):
         raise InputError(f"{path}: its weights are of another training method; give the one it was trained with")
     return net.eval(), objective.eval()
+
+
+def adopt(
+    name: str,
+    folder: str | Path,
+    benchmark: Benchmark,
+    *,
+    weights: str | Path | None = None,
+    root: str | Path | None = None,
+) -> Path:
+    """Make a run of a model that is trained already, so that all that works on runs works on it.
+
+    Args:
+        name: of the network: "package.module:function", "model.pt2", or one of this library's.
+        folder: for the run; a new one.
+        benchmark: the data it was trained for.
+        weights: a safetensors file of its state dict.
+        root: where the benchmark's data is.
+    """
+    folder = Path(folder).expanduser()
+    if (folder / "config.json").exists():
+        raise InputError(f"{folder}: holds a run; choose another folder")
+    given = {"start": weights, "root": root}
+    words = {key: None if value is None else str(value) for key, value in given.items()}
+    config = Config(benchmark=benchmark.name, network=name, epochs=0, **words)  # type: ignore[arg-type]
+    inputs = benchmark.inputs()
+    net = build_network(config, inputs)
+    if net.classifier.out_features != len(inputs.classes):
+        raise InputError(
+            f"{name}: has {net.classifier.out_features} outputs, but {benchmark.name} has {len(inputs.classes)} "
+            "classes; name the data it was trained for"
+        )
+    if weights is not None:
+        load_weights(net, Path(weights).expanduser())
+    run = Run(folder, config, True, {})
+    run.claim(inputs)
+    save(folder / "last.safetensors", net.state_dict(), {})
+    return folder

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from .. import networks
-from ..data import Benchmark
+from ..data import Inputs
 from ..errors import InputError
 from ..networks import Network
 from ..objectives import METHODS, Objective
@@ -26,7 +26,7 @@ class Config:
     root: str | None = None
     method: str = "plain"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method: rho_norm, tau, ...
-    network: str = "cnn"
+    network: str = "cnn"  # or one's own: "package.module:function", "model.pt2"
     width: int | None = None  # None: the network's own
     start: str | None = None  # weights to start from (safetensors), as UMAP needs them
     epochs: int = 40
@@ -136,23 +136,27 @@ def build_objective(config: Config) -> Objective:
         raise InputError(f"{config.method}: {error}") from error
 
 
-def build_network(config: Config, benchmark: Benchmark) -> Network:
-    """The network of a run, for the benchmark's classes and channels."""
+def build_network(config: Config, inputs: Inputs) -> Network:
+    """The network of a run, for the classes and channels of its data (`Benchmark.inputs`)."""
+    classes = len(inputs.classes)
+    if ":" in config.network or config.network.endswith(".pt2"):
+        if config.width is not None:
+            raise InputError(f"{config.network}: is of your own, and has no width to set; leave it out")
+        return networks.own_network(config.network, classes)
     if config.network not in networks.NETWORKS:
-        raise InputError(f"no network {config.network!r}; there are {', '.join(networks.NETWORKS)}")
+        known = ", ".join(networks.NETWORKS)
+        raise InputError(f"no network {config.network!r}; there are {known}, or package.module:function of your own")
     build: Any = networks.NETWORKS[config.network]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}
-    x, _ = next(iter(benchmark.loader("test", batch_size=1)))
     if "inputs" in inspect.signature(build).parameters:
-        options["inputs"] = x[0].numel()
-    elif x.ndim != 4:
+        options["inputs"] = math.prod(inputs.shape)
+    elif len(inputs.shape) != 3:
         raise InputError(
-            f"{benchmark.name}: its samples are {tuple(x.shape[1:])}, no images, for which {config.network} is; choose "
-            "the network mlp"
+            f"the samples are {inputs.shape}, no images, for which {config.network} is; choose the network mlp"
         )
     else:
-        options["channels"] = x.shape[1]
-    network: Network = build(len(benchmark.classes), **options)
+        options["channels"] = inputs.shape[0]
+    network: Network = build(classes, **options)
     return network
 
 

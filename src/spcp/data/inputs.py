@@ -1,0 +1,51 @@
+"""What a network expects of its inputs, and what its answers are called: enough to run it where its data is not."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from .audio import AudioTransform
+from .errors import DataError
+from .images import ImageTransform
+
+_KINDS: Mapping[str, type[ImageTransform] | type[AudioTransform]] = {"image": ImageTransform, "audio": AudioTransform}
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Of a network.
+
+    Attributes:
+        classes: their names.
+        shape: of one prepared sample, such as (3, 32, 32).
+        transform: how a sample is prepared; None for floats, which are taken as they are.
+    """
+
+    classes: tuple[str, ...]
+    shape: tuple[int, ...]
+    transform: ImageTransform | AudioTransform | None
+
+    def as_json(self) -> dict[str, Any]:
+        """What a JSON file can hold.
+
+        >>> Inputs.from_json(Inputs(("cat", "dog"), (8,), None).as_json()).classes
+        ('cat', 'dog')
+        """
+        transform = None
+        if self.transform is not None:
+            kind = next(name for name, own in _KINDS.items() if type(self.transform) is own)
+            transform = {"kind": kind, **dataclasses.asdict(self.transform)}
+        return {"classes": list(self.classes), "shape": list(self.shape), "transform": transform}
+
+    @classmethod
+    def from_json(cls, table: Any) -> Inputs:
+        """From what `as_json` gave."""
+        try:
+            options = dict(table["transform"]) if table["transform"] else None
+            transform = _KINDS[options.pop("kind")](**options) if options else None
+            return cls(tuple(map(str, table["classes"])), tuple(map(int, table["shape"])), transform)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DataError(f"the description of a network's inputs cannot be read ({error}); write it anew") from error
