@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from detectors import slow
@@ -8,7 +10,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
 
 from spcp.errors import InputError
-from spcp.metrics import Counts, auroc_and_variance, compare, mean_and_deviation, metrics
+from spcp.metrics import Counts, auroc_and_variance, compare, compare_means, mean_and_deviation, metrics
 
 scores = st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5)), min_size=1, max_size=40)
 
@@ -127,3 +129,48 @@ def test_bad_scores() -> None:
         compare([1.0, 2.0], [0.0, 1.0], [1.0], [0.0, 1.0])
     assert metrics([1.0, float("inf")], [0.0, -float("inf")]).auroc == 1.0
     assert mean_and_deviation([1.0, 3.0]) == (2.0, 1.0)
+
+
+def slow_compare_means(first: list[Any], second: list[Any]) -> tuple[float, float]:
+    """Mean AUROC over runs and sets, first less second, and its variance by DeLong's structural components."""
+
+    def wins(known: np.ndarray, odd: np.ndarray) -> np.ndarray:  # (n, m)
+        return (known[:, None] > odd[None, :]) + 0.5 * (known[:, None] == odd[None, :])
+
+    sets = len(first[0][1])
+    kernels = [
+        np.mean(
+            [wins(a, odd_a[s]) - wins(b, odd_b[s]) for (a, odd_a), (b, odd_b) in zip(first, second, strict=True)], 0
+        )
+        for s in range(sets)
+    ]
+    difference = float(np.mean([own.mean() for own in kernels]))
+    by_id = np.mean([own.mean(1) for own in kernels], 0)
+    variance = by_id.var(ddof=1) / len(by_id)
+    variance += sum(own.mean(0).var(ddof=1) / own.shape[1] for own in kernels) / sets**2
+    return difference, float(variance)
+
+
+def test_means_over_runs_and_sets_compare_as_the_formula_says() -> None:
+    rng = np.random.default_rng(0)
+
+    def runs(shift: float) -> list[Any]:
+        return [
+            (np.round(rng.normal(shift, 1, 30), 1), [np.round(rng.normal(0, 1, m), 1) for m in (20, 25)])
+            for _ in range(3)
+        ]
+
+    first, second = runs(1.0), runs(0.4)
+    found = compare_means(first, second)
+    difference, variance = slow_compare_means(first, second)
+    assert found.difference == pytest.approx(difference)
+    assert found.interval[1] - found.difference == pytest.approx(1.959964 * np.sqrt(variance), rel=1e-5)
+    alone = compare_means(first[:1], second[:1])
+    (known, (odd, _)), (other_known, (other_odd, _)) = first[0], second[0]
+    single = compare_means([(known, [odd])], [(other_known, [other_odd])])
+    assert single == compare(known, odd, other_known, other_odd)
+    assert alone != single
+    with pytest.raises(InputError, match="cannot be paired"):
+        compare_means(first, second[:2])
+    with pytest.raises(InputError, match="cannot be paired"):
+        compare_means([(known, [odd])], [(other_known[:-1], [other_odd])])

@@ -8,6 +8,7 @@ that is accepted at the threshold that accepts at least 95 % of ID. Everything i
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Any
@@ -201,12 +202,51 @@ def compare(
     (of_id, of_ood), (of_id_2, of_ood_2) = _sample_placements(*first), _sample_placements(*second)
     difference = float(of_id.mean() - of_id_2.mean())
     variance = np.var(of_id - of_id_2, ddof=1) / n + np.var(of_ood - of_ood_2, ddof=1) / m
-    deviation = math.sqrt(variance)
+    return _tested(difference, math.sqrt(variance), min(n, m), confidence)
+
+
+def compare_means(
+    first: Sequence[tuple[ArrayLike, Sequence[ArrayLike]]],
+    second: Sequence[tuple[ArrayLike, Sequence[ArrayLike]]],
+    *,
+    confidence: float = 0.95,
+) -> Comparison:
+    """`compare` for the mean AUROC over runs and OOD sets: each run is (ID scores, [OOD scores of each set]).
+
+    All are on the same samples. The interval is over these: what other images would say of the same networks. What
+    other seeds would say is another question.
+    """
+    if not first or len(first) != len(second):
+        raise InputError(f"{len(first)} and {len(second)} runs cannot be paired; give as many of each, at least one")
+    placed = [_mean_placements(runs) for runs in (first, second)]
+    (of_id, of_ood), (of_id_2, of_ood_2) = placed
+    sizes = [[len(own) for own in (known, *odd)] for known, odd in placed]
+    if sizes[0] != sizes[1] or min(sizes[0]) < 2:
+        raise InputError(f"samples {sizes[0]} and {sizes[1]} cannot be paired; both need the same, 2 or more of each")
+    difference = float(of_id.mean() - of_id_2.mean())
+    variance = np.var(of_id - of_id_2, ddof=1) / len(of_id)
+    for own, other in zip(of_ood, of_ood_2, strict=True):
+        variance += np.var(own - other, ddof=1) / len(own) / len(of_ood) ** 2
+    return _tested(difference, math.sqrt(variance), min(sizes[0]), confidence)
+
+
+def _mean_placements(runs: Sequence[tuple[ArrayLike, Sequence[ArrayLike]]]) -> tuple[Floats, list[Floats]]:
+    """Of each ID sample the mean over runs and sets, of each OOD sample of each set the mean over runs."""
+    of_id, of_ood = [], []
+    for known, sets in runs:
+        placed = [_sample_placements(_scores(known, "ID"), _scores(own, "OOD")) for own in sets]
+        of_id.append(np.mean([own[0] for own in placed], axis=0))
+        of_ood.append([own[1] for own in placed])
+    return np.mean(of_id, axis=0), [np.mean(own, axis=0) for own in zip(*of_ood, strict=True)]
+
+
+def _tested(difference: float, deviation: float, pairs: int, confidence: float) -> Comparison:
+    """The interval and the two-sided test of a difference."""
     half = NormalDist().inv_cdf((1 + confidence) / 2) * deviation
     if deviation:
         p_value = math.erfc(abs(difference) / deviation / math.sqrt(2))
     else:  # all samples agree: what a sign test on as many pairs would say
-        p_value = 1.0 if difference == 0 else min(1.0, 2 * 0.5 ** min(n, m))
+        p_value = 1.0 if difference == 0 else min(1.0, 2 * 0.5**pairs)
     return Comparison(difference, (difference - half, difference + half), p_value)
 
 
