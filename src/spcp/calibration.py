@@ -230,8 +230,8 @@ class Detector(nn.Module):
         threshold = self.thresholds[classes] if self.by_class else self.thresholds[0]
         return classes, scores, ~(scores >= threshold)
 
-    def save(self, path: str | Path) -> Path:
-        """Model weights, score and calibration in one safetensors file."""
+    def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
+        """Model weights, score and calibration in one safetensors file; `read_notes` gives the notes back."""
         path = Path(path).expanduser()
         left = {f"objective.{name}" for name in (self.objective.transient if self.objective else ())}
         state = {name: value for name, value in self.state_dict().items() if name not in left}
@@ -247,22 +247,18 @@ class Detector(nn.Module):
             "objective": None if self.objective is None else _described(self.objective),
         }
         with written(path) as file:
-            file.write(need("safetensors.torch", "safetensors").save(tensors, {"detector": json.dumps(about)}))
+            file.write(
+                need("safetensors.torch", "safetensors").save(
+                    tensors, {"detector": json.dumps({**about, "notes": dict(notes or {})})}
+                )
+            )
         return path
 
     @classmethod
     def load(cls, path: str | Path, model: nn.Module, score: Score | None = None) -> Self:
         """A detector from its file; `model` is the network, built anew, with any weights; `score` one of one's own."""
         path = Path(path).expanduser()
-        safetensors = need("safetensors", "safetensors")
-        try:
-            with safetensors.safe_open(path, "pt") as file:
-                tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
-                about = json.loads((file.metadata() or {})["detector"])
-        except FileNotFoundError as error:
-            raise InputError(f"{path}: there is no such file; name one that Detector.save wrote") from error
-        except (safetensors.SafetensorError, KeyError, ValueError) as error:
-            raise InputError(f"{path}: not a detector's file, or damaged ({error}); save the detector again") from error
+        tensors, about = _opened(path)
         objective = _rebuilt(about["objective"], model)
         name, head = find_classifier(model, about["classifier"])
         if f"model.{name}.threshold" in tensors and not isinstance(head, SPCPLinear):
@@ -287,6 +283,25 @@ class Detector(nn.Module):
         if wrong:
             raise InputError(f"{path}: is for another network ({wrong[0]}); build the one it was saved with")
         return own.to(device_of(model)).eval()
+
+
+def read_notes(path: str | Path) -> dict[str, Any]:
+    """The notes that a detector was saved with."""
+    notes: dict[str, Any] = _opened(Path(path).expanduser(), tensors=False)[1].get("notes", {})
+    return notes
+
+
+def _opened(path: Path, tensors: bool = True) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """What a detector's file holds: its tensors, and what it is."""
+    safetensors = need("safetensors", "safetensors")
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            held = {key: file.get_tensor(key) for key in file.keys()} if tensors else {}  # noqa: SIM118
+            return held, json.loads((file.metadata() or {})["detector"])
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file; name one that Detector.save wrote") from error
+    except (safetensors.SafetensorError, KeyError, ValueError) as error:
+        raise InputError(f"{path}: not a detector's file, or damaged ({error}); save the detector again") from error
 
 
 def build_score(name: str, **options: Any) -> Score:

@@ -94,9 +94,15 @@ def contribution_pattern(model: nn.Module, data: Iterable[Any], classifier: str 
         classifier: the dotted name of the last layer, where it cannot be found.
     """
     _, head = find_classifier(model, classifier)
+    return pattern_of(features_of(model, data, head), head)
+
+
+@torch.no_grad()
+def pattern_of(features: Iterable[Tensor], head: nn.Linear) -> Pattern:
+    """The same, of features (B, D) that are there already."""
     W, threshold = head.weight.detach().double(), _threshold(head)
     contributions, cut, samples = torch.zeros_like(W), torch.zeros_like(W), 0
-    for h in features_of(model, data, head):
+    for h in features:
         for rows in h.double().split(max(1, CHUNK // W.numel())):
             c = rows[:, None, :] * W  # (rows, K, D)
             contributions += c.clamp(max=threshold).sum(0)

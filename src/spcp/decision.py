@@ -1,0 +1,182 @@
+"""Decide about files: a calibrated run as one file that needs nothing else, and verdicts on what lies on disk."""
+
+from __future__ import annotations
+
+import dataclasses
+import glob
+import json
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .calibration import Detection, Detector, read_notes
+from .data import Benchmark, DataError, FileSet, ImageTransform, Inputs, Loader, read_arrays, read_folder
+from .errors import InputError
+from .evaluation import Evaluation
+from .training import Config, build_network, read_config, read_inputs
+
+FILE = "detector.safetensors"  # in the folder of a run
+TOGETHER = 512  # files that are looked at together
+ARRAYS = (".npz", ".npy", ".safetensors")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """On one sample; what could not be read has a problem and nothing else."""
+
+    name: str  # the file, with [i] for the i-th sample of an array
+    label: str = ""
+    score: float = float("nan")
+    p_value: float = float("nan")
+    is_ood: bool = True
+    problem: str = ""
+
+
+def calibrate_run(
+    folder: str | Path,
+    score: str | None = None,
+    *,
+    benchmark: Benchmark | None = None,
+    alpha: float = 0.05,
+    delta: float | None = None,
+    by_class: bool = False,
+    search: bool = False,
+    head: str = "truncating",
+) -> tuple[Detector, Evaluation]:
+    """Calibrate the network of a run on its validation data, and keep the detector in the run's folder.
+
+    Args:
+        folder: of the run.
+        score: the detector's name; by default the one that the run's method is scored with.
+        benchmark: instead of the run's own.
+        alpha: at most this share of known samples is flagged; `delta` and `by_class` as for `Detector.calibrate`.
+        search: choose the detector's hyperparameters first.
+        head: "truncating", or "plain".
+    """
+    folder = Path(folder).expanduser()
+    own = Evaluation(folder, benchmark, head=head)
+    if own.benchmark.val is None:
+        raise InputError(f"{own.benchmark.name}: has no validation data to calibrate on; give it some (val)")
+    assert own.objective is not None
+    name = score or own.objective.detector
+    fitted = own.fitted(name, search=search)
+    detector = Detector(own.model, fitted, objective=own.objective, head=head, classifier=own.classifier)
+    inputs: Any = own.benchmark.loader("val") if fitted.needs_inputs else own.features("val")
+    detector.calibrate(inputs, alpha, delta=delta, by_class=by_class)
+    config = read_config(folder)
+    notes = {"network": config.network, "width": config.width, "inputs": read_inputs(folder).as_json()}
+    detector.save(folder / FILE, notes)
+    return detector, own
+
+
+def load_decision(path: str | Path) -> tuple[Detector, Inputs]:
+    """The detector that `calibrate_run` left, by its file or by the folder of the run; the data is not needed."""
+    path = Path(path).expanduser()
+    if path.is_dir():
+        if not (path / FILE).exists():
+            raise InputError(f"{path}: holds no calibrated detector; make one: spcp calibrate {path}")
+        path = path / FILE
+    notes = read_notes(path)
+    try:
+        inputs = Inputs.from_json(notes["inputs"])
+        network = build_network(Config(network=notes["network"], width=notes["width"]), inputs)
+    except (KeyError, DataError) as error:
+        raise InputError(
+            f"{path}: does not say which network it is for; load it with spcp.Detector.load(path, model)"
+        ) from error
+    return Detector.load(path, network), inputs
+
+
+def find_files(arguments: Sequence[str], stdin: Any = None) -> list[Path]:
+    """The files that are meant by files, folders, patterns, and "-" for a list on standard input, one a line."""
+    found: list[Path] = []
+    for argument in arguments:
+        if argument == "-":
+            lines = (stdin or sys.stdin).read().splitlines()
+            found += find_files([line.strip() for line in lines if line.strip() and line.strip() != "-"])
+            continue
+        path = Path(argument).expanduser()
+        if path.is_dir():
+            listed = read_folder(path)
+            found += [listed.root / own for own in listed.paths]
+        elif path.exists():
+            found.append(path)
+        elif glob.has_magic(argument):
+            matches = sorted(glob.glob(str(path), recursive=True))
+            if not matches:
+                raise InputError(f"{argument}: no file fits this pattern; check it")
+            found += [own for match in matches for own in find_files([glob.escape(match)] if "[" in match else [match])]
+        else:
+            raise InputError(f"{argument}: there is no such file or folder; check the path")
+    return found
+
+
+def verdicts(detector: Detector, inputs: Inputs, files: Sequence[Path]) -> Iterator[Verdict]:
+    """One for each file, and for each sample of an array, in order."""
+    for path in (own for own in files if own.suffix in ARRAYS):
+        data = read_arrays(path)
+        loader = Loader(data, inputs.transform if data.x.dtype == torch.uint8 else None, batch_size=TOGETHER)
+        names = iter([f"{path}[{i}]" for i in range(len(data))])
+        for x, _ in loader:
+            if tuple(x.shape[1:]) != inputs.shape:
+                raise InputError(f"{path}: its samples are {tuple(x.shape[1:])}, but the network takes {inputs.shape}")
+            yield from _said(detector.detect(x), [next(names) for _ in x], inputs)
+    rest = [own for own in files if own.suffix not in ARRAYS]
+    if rest and inputs.transform is None:
+        raise InputError(
+            f"{rest[0]}: the network takes floats {inputs.shape}, not files; give an npz, npy or safetensors"
+        )
+    for start in range(0, len(rest), TOGETHER):
+        yield from _of_files(detector, inputs, rest[start : start + TOGETHER])
+
+
+def _of_files(detector: Detector, inputs: Inputs, files: Sequence[Path]) -> Iterator[Verdict]:
+    kind: Any = "image" if isinstance(inputs.transform, ImageTransform) else "audio"
+    data = FileSet("files", Path(), tuple(map(str, files)), torch.full((len(files),), -1), kind=kind)
+    try:
+        found, skipped = _looked_at(detector, inputs, data, "raise")
+    except DataError:  # some cannot be read: which ones takes another look
+        try:
+            found, skipped = _looked_at(detector, inputs, data, "skip")
+        except DataError as error:  # none can
+            found, skipped = [], {str(path): str(error) for path in files}
+    left = iter(
+        _said(Detection(*(torch.cat(own) for own in zip(*found, strict=True))), data.paths, inputs) if found else ()
+    )
+    for path in data.paths:
+        yield Verdict(path, problem=skipped[path]) if path in skipped else dataclasses.replace(next(left), name=path)
+
+
+def _looked_at(detector: Detector, inputs: Inputs, data: FileSet, bad: Any) -> tuple[list[Detection], dict[str, str]]:
+    loader = Loader(data, inputs.transform, batch_size=64, bad=bad, cache=False, workers=None if len(data) > 64 else 0)
+    return [detector.detect(x) for x, _ in loader], loader.skipped
+
+
+def _said(found: Detection, names: Sequence[str], inputs: Inputs) -> Iterator[Verdict]:
+    columns = zip(
+        found.classes.tolist(), found.scores.tolist(), found.p_values.tolist(), found.is_ood.tolist(), strict=True
+    )
+    for name, (k, score, p_value, is_ood) in zip(names, columns, strict=False):
+        yield Verdict(name, inputs.classes[k], score, p_value, is_ood)
+
+
+def as_row(verdict: Verdict) -> dict[str, Any]:
+    """For tables and JSON."""
+    known = not verdict.problem
+    return {
+        "file": verdict.name,
+        "verdict": "unreadable" if verdict.problem else "odd" if verdict.is_ood else "known",
+        "class": verdict.label or None,
+        "score": verdict.score if known else None,
+        "p_value": verdict.p_value if known else None,
+    } | ({"problem": verdict.problem} if verdict.problem else {})
+
+
+def dumps(rows: Sequence[dict[str, Any]]) -> str:
+    """JSON that holds no NaN, which no other language reads."""
+    clean = [{key: None if value != value else value for key, value in row.items()} for row in rows]
+    return json.dumps(clean, indent=1, allow_nan=False)
