@@ -6,7 +6,7 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 .PHONY: demo test lint bench integrations clean
 
 demo: .venv/ready
-	$(BIN)/python examples/digits.py
+	$(BIN)/spcp demo
 
 test: .venv/ready
 	$(BIN)/python -m pytest

@@ -19,14 +19,30 @@ def test_version() -> None:
 
 
 def test_import_takes_torch_alone() -> None:
-    """Nothing that torch itself does not import."""
+    """Nothing that torch itself does not import, whatever is used of the package's names."""
     code = "import sys, {}; print(*sorted({{name.split('.')[0] for name in sys.modules}}))"
+    everything = "spcp; [getattr(spcp, name) for name in dir(spcp) if name != 'report']"
     loaded = [
         set(subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True).stdout.split())
-        for name in ("torch", "spcp")
+        for name in ("torch", everything)
     ]
     extra = {name for name in loaded[1] - loaded[0] if name not in sys.stdlib_module_names and not name.startswith("_")}
     assert extra == {"spcp"}
+
+
+def test_the_package_itself_imports_nothing() -> None:
+    """Not even torch, so that the command line can answer at once."""
+    code = "import sys, spcp; print('torch' in sys.modules); spcp.apply_spcp; print('torch' in sys.modules)"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["False", "True"]
+
+
+def test_all_names_are_there() -> None:
+    for name in spcp.__all__:
+        assert getattr(spcp, name) is not None
+    assert set(spcp.__all__) <= set(dir(spcp))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = spcp.nothing
 
 
 def test_the_readmes_code_runs() -> None:

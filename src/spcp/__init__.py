@@ -1,21 +1,62 @@
-"""spcp: out-of-distribution detection by shaping parameter contribution patterns."""
+"""spcp: out-of-distribution detection by shaping parameter contribution patterns.
 
-__version__ = "0.1.0.dev0"  # first: a part of the keys of banks
+What is below is imported when it is first used, so that the command line can answer without torch.
+"""
 
-from . import data as data
-from .calibration import Detection as Detection
-from .calibration import Detector as Detector
-from .contributions import Explanation as Explanation
-from .contributions import Pattern as Pattern
-from .contributions import Sparsity as Sparsity
-from .contributions import SPCPLinear as SPCPLinear
-from .contributions import apply_spcp as apply_spcp
-from .contributions import clip_contributions as clip_contributions
-from .contributions import contribution_pattern as contribution_pattern
-from .contributions import contribution_quantile as contribution_quantile
-from .contributions import explain as explain
-from .contributions import find_classifier as find_classifier
-from .contributions import fit_threshold as fit_threshold
-from .contributions import remove_spcp as remove_spcp
-from .contributions import sparsity as sparsity
-from .evaluation import evaluate as evaluate
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+if TYPE_CHECKING:
+    from . import data as data
+    from .calibration import Detection as Detection
+    from .calibration import Detector as Detector
+    from .contributions import Explanation as Explanation
+    from .contributions import Pattern as Pattern
+    from .contributions import Sparsity as Sparsity
+    from .contributions import SPCPLinear as SPCPLinear
+    from .contributions import apply_spcp as apply_spcp
+    from .contributions import clip_contributions as clip_contributions
+    from .contributions import contribution_pattern as contribution_pattern
+    from .contributions import contribution_quantile as contribution_quantile
+    from .contributions import explain as explain
+    from .contributions import find_classifier as find_classifier
+    from .contributions import fit_threshold as fit_threshold
+    from .contributions import remove_spcp as remove_spcp
+    from .contributions import sparsity as sparsity
+    from .evaluation import evaluate as evaluate
+    from .tuning import tune as tune
+
+_METHOD = (
+    *("Explanation", "Pattern", "Sparsity", "SPCPLinear", "apply_spcp", "clip_contributions", "contribution_pattern"),
+    *("contribution_quantile", "explain", "find_classifier", "fit_threshold", "remove_spcp", "sparsity"),
+)
+_HOME = dict.fromkeys(_METHOD, "contributions") | {
+    "Detection": "calibration",
+    "Detector": "calibration",
+    "evaluate": "evaluation",
+    "tune": "tuning",
+}
+_MODULES = (
+    *("calibration", "contributions", "data", "detectors", "evaluation", "features", "metrics", "networks"),
+    *("objectives", "report", "training", "tuning"),
+)
+
+__all__ = ["__version__", "data", *_HOME]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
+        globals()[name] = value  # asked for once
+        return value
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME, *_MODULES})

@@ -1,0 +1,5 @@
+"""`python -m spcp.cli`."""
+
+from . import main
+
+main()

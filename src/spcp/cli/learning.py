@@ -1,0 +1,346 @@
+"""`spcp train`, `spcp tune` and `spcp adopt`."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from typer import Option
+
+from ..errors import InputError
+from .app import Json, command, note, numbers, pairs, settings, show
+
+if TYPE_CHECKING:
+    from ..data import Benchmark
+    from ..training import Config
+
+DATA, METHOD, RUN = "Data", "Method", "Training"
+BenchmarkName = Annotated[
+    str | None,
+    Option(
+        "--benchmark",
+        "-b",
+        help="digits, cifar10, cifar100, imagenet200, imagenet, or a TOML file.",
+        rich_help_panel=DATA,
+    ),
+]
+Root = Annotated[
+    Path | None, Option(help="Where data sets are; default: $SPCP_DATA, else data/.", rich_help_panel=DATA)
+]
+Known = Annotated[
+    Path | None,
+    Option("--id", help="Your own known data: a folder of class folders, arrays, ...", rich_help_panel=DATA),
+]
+Odd = Annotated[
+    list[str], Option("--ood", help="Odd data to test on, NAME=PATH; may be given again.", rich_help_panel=DATA)
+]
+Near = Annotated[list[str], Option("--near", help="Odd data close to what is known, NAME=PATH.", rich_help_panel=DATA)]
+OddVal = Annotated[
+    str,
+    Option(
+        "--ood-val", help="Odd data for choosing settings: none, gaussian, uniform, or NAME=PATH.", rich_help_panel=DATA
+    ),
+]
+Size = Annotated[int | None, Option(help="Side of the images in pixels.", rich_help_panel=DATA)]
+Label = Annotated[str | None, Option(help="A regular expression that finds the class in a path.", rich_help_panel=DATA)]
+Flip = Annotated[
+    bool, Option("--flip/--no-flip", help="Mirror images in training; not for text or signs.", rich_help_panel=DATA)
+]
+Network = Annotated[
+    str | None,
+    Option(
+        "--network", "-n", help="cnn, resnet18, wideresnet28, densenet100, audio_cnn, mlp, ...", rich_help_panel=METHOD
+    ),
+]
+Model = Annotated[
+    str | None,
+    Option(help="Your own: package.module:function, which builds it.", rich_help_panel=METHOD),
+]
+Weights = Annotated[Path | None, Option(help="Weights to start from: safetensors, or a run.", rich_help_panel=METHOD)]
+Method = Annotated[str, Option("--method", "-m", help="See `spcp methods`.", rich_help_panel=METHOD)]
+Options = Annotated[
+    list[str], Option("--option", help="Of the method, KEY=VALUE; may be given again.", rich_help_panel=METHOD)
+]
+Epochs = Annotated[int | None, Option(help="How often all images are seen.", rich_help_panel=RUN)]
+BatchSize = Annotated[int | None, Option(help="Images in a step.", rich_help_panel=RUN)]
+Rate = Annotated[float | None, Option("--lr", help="Learning rate.", rich_help_panel=RUN)]
+Width = Annotated[int | None, Option(help="Of the network; default: its own.", rich_help_panel=METHOD)]
+Precision = Annotated[str | None, Option(help="auto, 32-true, bf16-mixed, ...", rich_help_panel=RUN)]
+
+
+@command("train", panel="Train")
+def train_command(
+    benchmark: BenchmarkName = None,
+    root: Root = None,
+    known: Known = None,
+    ood: Odd = [],  # noqa: B006
+    near: Near = [],  # noqa: B006
+    ood_val: OddVal = "none",
+    size: Size = None,
+    label: Label = None,
+    flip: Flip = True,
+    method: Method = "spcp",
+    network: Network = None,
+    model: Model = None,
+    weights: Weights = None,
+    width: Width = None,
+    rho_norm: Annotated[float | None, Option(help="How much to cut; see `spcp tune`.", rich_help_panel=METHOD)] = None,
+    option: Options = [],  # noqa: B006
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    seed: Annotated[int, Option(help="Of weights, order and augmentation.", rich_help_panel=RUN)] = 0,
+    precision: Precision = None,
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Folder of the run; default: runs/BENCHMARK-METHOD-SEED.")
+    ] = None,
+    alpha: Annotated[float, Option(help="Then flag at most this share of what is known.")] = 0.05,
+) -> None:
+    """Train a network, or go on training it, and calibrate it on its validation data.
+
+    The same command continues a run that was stopped (Ctrl-C).
+
+    [dim]spcp train                                            # SPCP on the embedded digits
+    spcp train -b cifar10 -m logitnorm+spcp
+    spcp train --id photos/ --ood-val none --network resnet18 --size 64
+    spcp train --id photos/ --model mypackage.models:build[/dim]
+    """
+    own = own_data(known, ood, near, ood_val, size, label, flip, benchmark)
+    options = settings(option) | ({} if rho_norm is None else {"rho_norm": rho_norm})
+    if rho_norm is not None and method == "plain":
+        raise InputError("--rho-norm is for methods that bound contributions; plain training does not, choose spcp")
+    folder = out or Path("runs") / f"{name_of(benchmark, known)}-{method}-{seed}"
+    start = None if weights is None else str(weights.expanduser().resolve())
+    config = config_from(
+        *(benchmark, folder if own else None, method, options, model, network, root),
+        width=width,
+        start=start,
+        seed=seed,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        precision=precision,
+    )
+    from ..training import train
+
+    with described(folder, own) as data:
+        train(config, folder, benchmark=data)
+    note(f"run: {folder}")
+    calibrate_if_possible(folder, alpha)
+
+
+def name_of(benchmark: str | None, known: Path | None) -> str:
+    """What folders are called after."""
+    return known.resolve().stem if known else Path(benchmark or "digits").stem
+
+
+def config_from(
+    benchmark: str | None,
+    described_in: Path | None,
+    method: str,
+    options: dict[str, Any],
+    model: str | None,
+    network: str | None,
+    root: Path | None,
+    **changes: Any,
+) -> Config:
+    """The settings of a run: the paper's for the benchmark, but for what was given."""
+    from ..training import config_for
+
+    if model and network:
+        raise InputError("--model and --network: give one of them")
+    if model and model.endswith(".pt2"):
+        raise InputError(f"--model {model}: an exported program cannot be trained; spcp adopt takes it as it is")
+    name = str((described_in / "benchmark.toml").resolve()) if described_in else benchmark or "digits"
+    changes |= {"network": model or network, "root": None if root is None else str(root)}
+    return config_for(name, method, options=options, **{k: value for k, value in changes.items() if value is not None})
+
+
+class described:  # noqa: N801
+    """The benchmark of one's own data, whose description is kept in the folder, if anything else is."""
+
+    def __init__(self, folder: Path, text: str | None) -> None:
+        self.folder, self.text = folder, text
+
+    def __enter__(self) -> Benchmark | None:
+        if self.text is None:
+            return None
+        from ..atomic import written
+        from ..data import read_benchmark
+
+        path = self.folder / "benchmark.toml"
+        if path.exists() and path.read_text() != self.text:
+            raise InputError(f"{self.folder}: holds a run on other data; choose another folder (--out)")
+        with tempfile.TemporaryDirectory() as temporary:  # first see whether the data can be used
+            first = Path(temporary) / "own.toml"
+            first.write_text(self.text)
+            try:
+                benchmark = read_benchmark(first)
+            except InputError as error:
+                raise InputError(str(error).removeprefix(f"{first}: ")) from error
+        with written(path) as file:
+            file.write(self.text.encode())
+        return benchmark
+
+    def __exit__(self, *_: object) -> None:
+        if self.text is not None and [own.name for own in self.folder.iterdir()] == ["benchmark.toml"]:
+            shutil.rmtree(self.folder)  # nothing came of it
+
+
+def _absolute(path: str | Path) -> str:
+    """A path as TOML has it."""
+    return json.dumps(str(Path(path).expanduser().resolve()), ensure_ascii=False)
+
+
+def _table(values: list[str], option: str) -> str:
+    """NAME=PATH, ... as a table of TOML."""
+    own = ", ".join(f"{json.dumps(key)} = {_absolute(path)}" for key, path in pairs(values, option).items())
+    return f"{{ {own} }}"
+
+
+def own_data(
+    known: Path | None,
+    ood: list[str],
+    near: list[str],
+    ood_val: str,
+    size: int | None,
+    label: str | None,
+    flip: bool,
+    benchmark: str | None,
+) -> str | None:
+    """A description (TOML, see `spcp.data.read_benchmark`) of one's own data; None for a benchmark by name."""
+    if known is None:
+        given = {"--ood": ood, "--near": near, "--size": size, "--label": label, "--no-flip": not flip}
+        given["--ood-val"] = ood_val != "none"
+        wrong = next((name for name, value in given.items() if value), None)
+        if wrong:
+            raise InputError(f"{wrong}: is for your own data; name it with --id")
+        return None
+    if benchmark is not None:
+        raise InputError("--id and --benchmark: give one of them")
+    lines = [f"name = {json.dumps(known.resolve().stem)}", "[id]", f"path = {_absolute(known)}"]
+    lines += [] if label is None else [f"label = {json.dumps(label)}"]
+    lines += ["[ood]"]
+    lines += [f"far = {_table(ood, '--ood')}"] if ood else []
+    lines += [f"near = {_table(near, '--near')}"] if near else []
+    if ood_val in ("gaussian", "uniform"):
+        lines += [f"val = {json.dumps(ood_val)}"]
+    elif ood_val != "none":
+        lines += [f"val = {_table([ood_val], '--ood-val')}"]
+    lines += ["[transform]"] if size is not None or not flip else []
+    lines += [] if size is None else [f"size = {size}"]
+    lines += [] if flip else ["flip = false"]
+    return "\n".join(lines) + "\n"
+
+
+def calibrate_if_possible(folder: Path, alpha: float) -> None:
+    """Leave a detector in the run, if there is enough validation data."""
+    from ..decision import FILE, calibrate_run
+
+    try:
+        detector, _ = calibrate_run(folder, alpha=alpha)
+    except InputError as error:
+        note(f"not calibrated: {error}")
+        return
+    note(f"calibrated on {len(detector.sorted_scores)} validation samples: {folder / FILE}")
+    note(f"try: spcp detect FILES... --run {folder}")
+
+
+@command("tune", panel="Train")
+def tune_command(
+    benchmark: BenchmarkName = None,
+    root: Root = None,
+    known: Known = None,
+    ood: Odd = [],  # noqa: B006
+    near: Near = [],  # noqa: B006
+    ood_val: OddVal = "none",
+    size: Size = None,
+    label: Label = None,
+    flip: Flip = True,
+    method: Method = "spcp",
+    network: Network = None,
+    model: Model = None,
+    width: Width = None,
+    option: Options = [],  # noqa: B006
+    epochs: Epochs = None,
+    batch_size: BatchSize = None,
+    lr: Rate = None,
+    precision: Precision = None,
+    grid: Annotated[
+        str, Option(help="Values of rho_norm; 0 is training without a bound.")
+    ] = "0,0.1,0.2,0.3,0.4,0.5,1,2,3,5",
+    seeds: Annotated[str, Option(help="Seeds to train with; the mean over them counts.")] = "0",
+    out: Annotated[
+        Path | None, Option("--out", "-o", help="Folder for the runs; default: runs/BENCHMARK-METHOD-tune.")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose rho_norm by the paper's rule: ID validation against OOD validation, or noise where there is none.
+
+    One training for each value of the grid; runs that are done are not repeated.
+
+    [dim]spcp tune -b digits --seeds 0,1,2
+    spcp tune --id photos/ --size 64 --grid 0,0.1,0.5,1[/dim]
+    """
+    own = own_data(known, ood, near, ood_val, size, label, flip, benchmark)
+    folder = out or Path("runs") / f"{name_of(benchmark, known)}-{method}-tune"
+    config = config_from(
+        *(benchmark, folder if own else None, method, settings(option), model, network, root),
+        width=width,
+        epochs=epochs,
+        batch_size=batch_size,
+        lr=lr,
+        precision=precision,
+    )
+    from ..tuning import tune
+
+    chosen = [int(seed) for seed in numbers(seeds, "--seeds")]
+    with described(folder, own) as data:
+        found = tune(config, folder, grid=numbers(grid, "--grid"), seeds=chosen, benchmark=data)
+    rows = []
+    for value in dict.fromkeys(row["rho_norm"] for row in found.rows):
+        (area, deviation), (accuracy, _) = found.over_seeds(value), found.over_seeds(value, "accuracy")
+        row = {"rho_norm": value, "validation_auroc": area, "deviation": deviation, "validation_accuracy": accuracy}
+        rows.append(row | {"chosen": "*" if value == found.best else ""})
+    show(rows, as_json, f"AUROC of {found.detector}: validation against {found.odd}, {len(chosen)} seed(s)")
+    if found.best == 0:
+        note("no bound is best here: plain training tells the odd validation data best")
+    note(f"chosen: rho_norm {found.best:g}; its runs: {folder / f'rho_norm-{found.best:g}'}")
+
+
+@command("adopt", panel="Train")
+def adopt_command(
+    model: Annotated[
+        str, typer.Argument(help="package.module:function, which builds it, or model.pt2 of torch.export.")
+    ],
+    weights: Annotated[Path | None, Option(help="Its state dict as safetensors.")] = None,
+    benchmark: BenchmarkName = None,
+    root: Root = None,
+    known: Known = None,
+    ood: Odd = [],  # noqa: B006
+    near: Near = [],  # noqa: B006
+    ood_val: OddVal = "none",
+    size: Size = None,
+    label: Label = None,
+    out: Annotated[Path, Option("--out", "-o", help="Folder of the run.")] = Path("runs/adopted"),
+    alpha: Annotated[float, Option(help="Then flag at most this share of what is known.")] = 0.05,
+) -> None:
+    """Make a run of a model that is trained already, and calibrate it: eval, detect, patterns and report then work.
+
+    [dim]spcp adopt mypackage.models:build --weights weights.safetensors --id photos/ --size 64
+    spcp adopt model.pt2 -b cifar10[/dim]
+    """
+    own = own_data(known, ood, near, ood_val, size, label, True, benchmark)
+    from .. import training
+    from ..data import load_benchmark
+
+    model = str(Path(model).expanduser().resolve()) if model.endswith(".pt2") else model
+    with described(out, own) as data:
+        data = data or load_benchmark(benchmark or "digits", root)
+        training.adopt(model, out, data, weights=weights, root=root)
+    note(f"run: {out}")
+    calibrate_if_possible(out, alpha)
