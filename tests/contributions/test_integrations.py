@@ -111,7 +111,9 @@ SMALL = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "i
         ("ASTForAudioClassification", "ASTConfig", {**SMALL, "max_length": 64}, "classifier.dense", (2, 64, 128)),
     ],
 )
-def test_transformers(model: str, config: str, options: dict[str, Any], name: str, shape: tuple[int, ...]) -> None:
+def test_transformers(
+    library: torch.library.Library, model: str, config: str, options: dict[str, Any], name: str, shape: tuple[int, ...]
+) -> None:
     transformers = imported("transformers")
     network = getattr(transformers, model)(getattr(transformers, config)(**options, num_labels=7))
     check_surgery(network, name, torch.randn(shape))

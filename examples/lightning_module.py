@@ -1,0 +1,94 @@
+"""PyTorch Lightning on the embedded digits: what share of each odd set is flagged, plain against SPCP.
+
+python examples/lightning_module.py --rho-norm 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import pytorch_lightning as lightning
+import torch
+from torch import Tensor, nn
+
+from spcp import Detector, apply_spcp, data
+
+ALPHA = 0.05  # the share of known digits that may be flagged
+
+
+class Classifier(lightning.LightningModule):
+    """A module as always, but for the line that bounds the contributions of its last layer."""
+
+    def __init__(self, classes: int, rho_norm: float, total_steps: int) -> None:
+        super().__init__()
+        self.total_steps = total_steps
+        self.network = build(classes)
+        if rho_norm:
+            apply_spcp(self.network, rho_norm, total_steps=total_steps)  # forward passes in training
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.network(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
+        x, y = batch
+        return nn.functional.cross_entropy(self(x), y)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.SGD(self.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.total_steps)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rho-norm", type=float, default=1.0)
+    parser.add_argument("--epochs", type=int, default=15)
+    options = parser.parse_args(arguments)
+    logging.getLogger("pytorch_lightning").setLevel(logging.WARNING)
+    torch.set_num_threads(1)  # the network is too small to share
+    benchmark = data.load_benchmark("digits")
+    columns = [flagged(train(benchmark, rho, options.epochs), benchmark) for rho in (0.0, options.rho_norm)]
+    print(f"{'':<20}{'plain':>8}{'SPCP':>8}")
+    for row in columns[0]:
+        print(f"{row:<20}" + "".join(f"{column[row]:>8.1%}" for column in columns))
+
+
+def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> Classifier:
+    torch.manual_seed(0)
+    loader = benchmark.loader("train", batch_size=50, train=True)  # a DataLoader of your own will do as well
+    module = Classifier(len(benchmark.classes), rho_norm, total_steps=epochs * len(loader))
+    trainer = lightning.Trainer(
+        max_epochs=epochs,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, loader)
+    return module
+
+
+def build(classes: int) -> nn.Sequential:
+    """Convolutions, averaged at the end, and a linear layer: any classifier that ends in one will do."""
+    layers: list[nn.Module] = []
+    for inputs, outputs, stride in ((1, 16, 2), (16, 32, 1), (32, 64, 2), (64, 128, 2)):
+        layers += [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
+
+
+def flagged(model: nn.Module, benchmark: data.Benchmark) -> dict[str, float]:
+    """Accuracy, and by set the share that the energy score flags; the threshold comes of validation digits."""
+    detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
+    known = detector.features(benchmark.loader("test"))
+    found = {"accuracy": known.accuracy(), "flagged: test": detector.detect(known).is_ood.float().mean().item()}
+    for role in benchmark.sets():
+        if role.startswith(("ood_val", "near", "far")):
+            found[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
+    return found
+
+
+if __name__ == "__main__":
+    main()
