@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
+
 from .data import load_benchmark
 from .decision import calibrate_run
 from .report import report
@@ -28,10 +30,18 @@ def demo(
     say: Callable[[str], None] = print,
 ) -> Path:
     """Train, choose, evaluate, calibrate, and write the report; return its page."""
-    folder = Path(folder).expanduser()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the networks are too small to share, and threads that wait for each other slow them down
+    try:
+        return _demo(Path(folder).expanduser(), seeds, epochs or EPOCHS, grid, say)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], say: Callable[[str], None]) -> Path:
     runs = folder / "runs"
     benchmark = load_benchmark("digits")
-    config = config_for("digits", "spcp", width=WIDTH, epochs=epochs or EPOCHS)
+    config = config_for("digits", "spcp", width=WIDTH, epochs=epochs)
     say(f"train: {len(grid)} networks to choose rho_norm, then {seeds} plain ones and {seeds} with SPCP")
     chosen = tune(config, runs, grid=grid, seeds=(0,), benchmark=benchmark)
     say(f"chosen on validation data: rho_norm {chosen.best:g}")

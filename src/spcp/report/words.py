@@ -12,6 +12,7 @@ def verdict(study: Study) -> list[str]:
     differences = [] if reference is None else study.differences(subject)
     if reference is not None and differences:
         groups = [own for own in differences if own.name == "mean"]
+        groups.sort(key=lambda own: own.word == "no clear difference")  # what is clear comes first
         said += [_group_sentence(study, subject, reference, own) for own in groups]
         said += _turns(differences, subject, reference)
         before, after = reference.accuracy[0], subject.accuracy[0]
@@ -70,8 +71,8 @@ def _inverted(study: Study) -> list[str]:
         ]
         if names:
             said.append(
-                f"{arm.name} is, by {study.main}, surer of {_listed(names)} than of what it was trained on "
-                "(AUROC below 50): there this score is no use at any threshold."
+                f"By {study.main}, {arm.name} is on the whole surer of {_listed(names)} than of what it knows (AUROC "
+                "below 50)."
             )
     return said
 
