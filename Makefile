@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint bench integrations clean
+.PHONY: demo test lint docs bench integrations clean
 
 demo: .venv/ready
 	$(BIN)/spcp demo
@@ -15,6 +15,11 @@ lint: .venv/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The documentation, into site/: open site/index.html.
+docs: .venv/ready
+	$(PIP) --editable .[docs]
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 # With an aim missed, exits 1. detectors.py and passes.py want pytorch-ood and faiss-cpu, training.py wants CIFAR-10.
 bench: .venv/ready
@@ -35,4 +40,4 @@ integrations: .venv/ready
 	touch $@
 
 clean:
-	rm -rf .venv build dist src/*.egg-info src/spcp/contributions/_kernels* src/spcp/data/_pixels*
+	rm -rf .venv build dist site src/*.egg-info src/spcp/contributions/_kernels* src/spcp/data/_pixels*

@@ -1,8 +1,12 @@
 import importlib.metadata
+import importlib.util
 import re
+import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +16,17 @@ from torch import nn
 import spcp
 
 ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="session")
+def digits() -> spcp.data.Benchmark:
+    return spcp.data.load_benchmark("digits")
+
+
+@pytest.fixture
+def at_hand(digits: spcp.data.Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To make the embedded data takes seconds: once is enough."""
+    monkeypatch.setattr("spcp.data.benchmarks._digits", lambda: digits)
 
 
 def test_version() -> None:
@@ -84,6 +99,7 @@ def test_the_data_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.usefixtures("at_hand")
 def test_the_training_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     text = (ROOT / "docs/training.md").read_text()
@@ -97,10 +113,10 @@ def test_the_training_guides_code_runs(tmp_path: Path, monkeypatch: pytest.Monke
         assert f"`{method}`" in text, method
 
 
+@pytest.mark.usefixtures("at_hand")
 def test_the_detection_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
-    from spcp.detectors import SCORES
     from spcp.networks import cnn
 
     def build_model() -> nn.Module:
@@ -115,18 +131,155 @@ def test_the_detection_guides_code_runs(tmp_path: Path, monkeypatch: pytest.Monk
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(code, names)
     assert (tmp_path / "results.csv").exists()
-    for name in SCORES:
-        assert f"| `{name}` |" in text, name
+
+
+def mlp() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(784, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+@pytest.fixture
+def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own, and small networks that are trained for an epoch."""
+    from spcp import training
+
+    config_for = training.config_for
+    monkeypatch.setattr(
+        training, "config_for", lambda *args, **own: config_for(*args, **own | {"epochs": 1, "width": 8})
+    )
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+GUIDES = ("index", "getting-started", "method", "decide", "own-data", "own-model", "add-detector", "add-method", "faq")
+
+
+@pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+@pytest.mark.usefixtures("at_hand", "quick")
+@pytest.mark.parametrize("name", GUIDES)
+def test_the_code_of_the_other_pages_runs(name: str) -> None:
+    from spcp import training
+    from spcp.decision import calibrate_run
+
+    if name == "decide":
+        calibrate_run(training.train(training.config_for("digits", "spcp"), "runs/digits-spcp-0"))
+    if name == "own-data":
+        for i in range(160):
+            write_image(Path("photos") / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)
+        for odd in ("cars", "bats"):
+            write_image(Path(odd) / "0.jpg")
+    model, x = mlp(), torch.randn(100, 1, 28, 28)
+    names = {
+        "model": model,
+        "build_model": mlp,
+        "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
+        "epochs": 2,
+        "train_loader": [(own, torch.arange(len(own)) % 10) for own in x.split(20)],
+        "x_validation": torch.randn(100, 1, 28, 28),
+        "x_new": x[:9],
+    }
+    text = (ROOT / f"docs/{name}.md").read_text()
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
+        exec(code, names)
+    for toml in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
+        Path("birds.toml").write_text(toml)
+        assert spcp.data.load_benchmark("birds.toml").name == "birds"
+
+
+def module(path: str) -> Any:
+    """A script of docs/."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_pages_that_say_what_is_in_the_code_are_up_to_date() -> None:
+    from spcp.detectors import SCORES
+    from spcp.objectives import METHODS
+
+    generate = module("docs/generate.py")
+    for name, write in generate.PAGES.items():
+        assert (ROOT / "docs" / name).read_text() == write(), f"{name}: run python docs/generate.py"
+    for page, listed in (("detectors", SCORES), ("methods", METHODS)):
+        cards = re.split(r"^## ", (ROOT / f"docs/{page}.md").read_text(), flags=re.MULTILINE)[1:]
+        assert [card.split("\n")[0] for card in cards] == list(listed)
+        for card in cards:
+            assert re.search(r"^- \*\*Cost:\*\* \w", card, re.MULTILINE), card
+    for name, _ in commands():
+        assert f"## spcp {name}\n" in (ROOT / "docs/cli.md").read_text()
+    for name in generate.MODULES:
+        assert generate.public_names(name)
+
+
+def test_the_methods_picture_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draw = module("docs/figures/method.py")
+    monkeypatch.setattr(draw, "EPOCHS", 1)
+    draw.main(tmp_path / "method.svg")
+    assert "threshold" in (tmp_path / "method.svg").read_text()
 
 
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
-    *(f"docs/{name}.md" for name in ("architecture", "data", "detect", "performance", "training")),
+    "CHANGELOG.md",
+    *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))),
 ]
+
+
+def commands() -> Iterator[tuple[str, Any]]:
+    """Of the command line, those of groups as `group command`."""
+    import typer
+
+    from spcp.cli import app
+
+    root: Any = typer.main.get_command(app)
+    for name, command in root.commands.items():
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {own}", leaf) for own, leaf in command.commands.items())
+        else:
+            yield name, command
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_commands_are_there(name: str) -> None:
+    """In blocks, with all their arguments and options; in the text, by name."""
+    text, known = (ROOT / name).read_text(), dict(commands())
+    words = {part for own in known for part in (own, own.split()[0])}
+    blocks = re.findall(r"```(?:sh|console)\n(.*?)```", text, re.DOTALL)
+    for line in "".join(blocks).splitlines():
+        tokens = " ".join(shlex.quote(own) for own in shlex.split(line.removeprefix("$ "), comments=True))
+        for part in re.split(r" '\|' ", tokens):
+            own, *given = shlex.split(part) or [""]
+            if own == "spcp" and "--help" not in given:
+                size = 2 if given[0] == "data" else 1
+                command = known[" ".join(given[:size])]
+                command.make_context(own, given[size:])  # raises an error where an option is not known
+    for own in re.findall(
+        r"`spcp ([a-z]+(?: (?:list|download|verify))?)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    ):
+        assert own in words, own
+
+
+def anchors(text: str) -> set[str]:
+    """Of the headings of a page, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", own.lower()).replace(" ", "-") for own in headings}
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_links_lead_somewhere(name: str) -> None:
-    for target in re.findall(r"\]\(([^)#]+)\)", (ROOT / name).read_text()):
-        assert target.startswith("https://") or (ROOT / name).parent.joinpath(target).exists(), target
+    text = (ROOT / name).read_text()
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)):
+        path = ROOT / name if not target else (ROOT / name).parent / target
+        assert target.startswith("https://") or path.exists(), target
+        if anchor and path.name != "api.md":  # whose anchors mkdocstrings makes
+            assert anchor in anchors(path.read_text()), f"{target}#{anchor}"
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert len(set(listed)) == len(listed)
+    assert set(listed) == {path.name for path in ROOT.glob("docs/*.md")} | {"contributing.md", "changes.md"}

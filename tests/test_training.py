@@ -454,3 +454,11 @@ def test_the_papers_settings() -> None:
         build_objective(training.Config(method="spcp"))
     again = training.Config(**json.loads(json.dumps(dataclasses.asdict(spcp))))
     assert again == spcp
+
+
+def test_a_very_narrow_resnet_trains(tmp_path: Path) -> None:
+    """In channels_last torch's convolutions corrupt memory with fewer than 8 channels."""
+    folder = training.train(
+        training_run.config("plain", 1, network="resnet18"), tmp_path / "r", benchmark=training_run.benchmark(48)
+    )
+    assert training.read_metrics(folder)[0]["loss"] > 0

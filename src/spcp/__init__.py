@@ -41,7 +41,7 @@ _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "tune": "tuning",
 }
 _MODULES = (
-    *("calibration", "contributions", "data", "detectors", "evaluation", "features", "metrics", "networks"),
+    *("calibration", "contributions", "data", "decision", "detectors", "evaluation", "features", "metrics", "networks"),
     *("objectives", "report", "training", "tuning"),
 )
 

@@ -71,12 +71,19 @@ def p_values(scores: Tensor, calibration: Tensor) -> Tensor:
 
 
 class Detection(NamedTuple):
-    """What `detect` says of a batch."""
+    """What `detect` says of a batch.
 
-    classes: Tensor  # (B,) the predicted class
-    scores: Tensor  # (B,) larger is more known
-    p_values: Tensor  # (B,) small for what looks unlike the calibration data
-    is_ood: Tensor  # (B,) bool
+    Attributes:
+        classes: the predicted class, (B,).
+        scores: larger is more known, (B,).
+        p_values: small for what looks unlike the calibration data, (B,).
+        is_ood: whether it is flagged, (B,) bool.
+    """
+
+    classes: Tensor
+    scores: Tensor
+    p_values: Tensor
+    is_ood: Tensor
 
 
 class Detector(nn.Module):
@@ -225,6 +232,8 @@ class Detector(nn.Module):
         """Class, score and verdict of a batch, as one graph: for export."""
         if self.alpha is None or self.score.needs_inputs:
             raise InputError("the detector cannot be run as one graph; calibrate it, and choose a score of features")
+        if self.model.training:
+            raise InputError("the detector's model is in training mode; call eval() first")
         h, z, classes = self._outputs(x)
         scores = self.score(h, z, self.head)
         threshold = self.thresholds[classes] if self.by_class else self.thresholds[0]

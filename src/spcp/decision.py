@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 
-from .calibration import Detection, Detector, read_notes
-from .data import Benchmark, DataError, FileSet, ImageTransform, Inputs, Loader, read_arrays, read_folder
+from .calibration import Detection, Detector, build_score, read_notes
+from .data import Benchmark, DataError, FileSet, ImageTransform, Inputs, Loader, read_arrays, read_folder, take
 from .errors import InputError
 from .evaluation import Evaluation
-from .training import Config, build_network, read_config, read_inputs
+from .features import device_of
+from .objectives import METHODS
+from .training import Config, benchmark_of, build_network, read_config, read_inputs
 
 FILE = "detector.safetensors"  # in the folder of a run
 TOGETHER = 512  # files that are looked at together
@@ -49,6 +51,9 @@ def calibrate_run(
 ) -> tuple[Detector, Evaluation]:
     """Calibrate the network of a run on its validation data, and keep the detector in the run's folder.
 
+    Where the score learns from validation data, or its hyperparameters are searched on it, one half of it is for that
+    and the other for the threshold.
+
     Args:
         folder: of the run.
         score: the detector's name; by default the one that the run's method is scored with.
@@ -58,15 +63,19 @@ def calibrate_run(
         head: "truncating", or "plain".
     """
     folder = Path(folder).expanduser()
+    benchmark = benchmark or benchmark_of(folder)
+    known = benchmark.val
+    if known is None:
+        raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")
+    name = score or METHODS[read_config(folder).method][0].detector
+    if search or build_score(name).fitted_on == "val":  # what was learned from cannot be calibrated on
+        benchmark = dataclasses.replace(benchmark, val=take(known, range(0, len(known), 2)))
+        known = take(known, range(1, len(known), 2))
     own = Evaluation(folder, benchmark, head=head)
-    if own.benchmark.val is None:
-        raise InputError(f"{own.benchmark.name}: has no validation data to calibrate on; give it some (val)")
-    assert own.objective is not None
-    name = score or own.objective.detector
     fitted = own.fitted(name, search=search)
-    detector = Detector(own.model, fitted, objective=own.objective, head=head, classifier=own.classifier)
-    inputs: Any = own.benchmark.loader("val") if fitted.needs_inputs else own.features("val")
-    detector.calibrate(inputs, alpha, delta=delta, by_class=by_class)
+    detector = Detector(own.model, fitted, objective=own.objective, head=head, classifier=own.classifier).eval()
+    loader = Loader(known, benchmark.transform_of("val"), batch_size=own.batch_size, device=device_of(own.model))
+    detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
     config = read_config(folder)
     notes = {"network": config.network, "width": config.width, "inputs": read_inputs(folder).as_json()}
     detector.save(folder / FILE, notes)

@@ -341,3 +341,22 @@ def test_a_terminal_gets_a_table(run: Spcp, monkeypatch: pytest.MonkeyPatch) -> 
     out = run("methods").out
     assert "┃" in out
     assert "\x1b[3" not in out  # no colours
+
+
+def test_the_share_that_is_cut_follows_the_number_of_classes(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    said = run("train", "--id", photos / "known", *SMALL, "--out", tmp_path / "r")
+    assert "rho_norm 0.2; spcp tune" in said.err
+    assert training.read_config(tmp_path / "r").options["rho_norm"] == 0.2
+
+
+def test_what_was_learned_from_is_not_calibrated_on(run: Spcp, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    whole = len(training.benchmark_of(folder).val or ())
+    for arguments, count in (
+        (["-d", "energy"], whole),
+        (["-d", "react"], whole // 2),
+        (["-d", "gen", "--search"], whole // 2),
+    ):
+        assert run("calibrate", folder, *arguments).code == 0
+        assert len(spcp.decision.load_decision(folder)[0].sorted_scores) == count

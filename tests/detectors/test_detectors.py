@@ -203,6 +203,7 @@ class TestEvery:
         kind, options = SCORES[name]
         assert kind.paper
         assert kind.formula
+        assert kind.cost
         assert kind.__doc__
         known = build_score(name, **OPTIONS.get(name, {})).options
         assert options.keys() <= known.keys()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import warnings
 
 from ..errors import InputError, TrainingError
 from .app import app as app
@@ -25,6 +26,7 @@ def main() -> None:
     """Run a command, and turn what goes wrong into a sentence and an exit code."""
     sys.path.insert(0, os.getcwd())  # for models of one's own
     logging.basicConfig(format="spcp: %(message)s", level=logging.WARNING)
+    warnings.showwarning = _warn
     try:
         code = app(standalone_mode=False, prog_name="spcp")
     except KeyboardInterrupt:
@@ -56,6 +58,12 @@ def _explained(error: Exception) -> int:
         return int(getattr(error, "exit_code", 130))
     _say(f"{type(error).__name__}: {error}; this is a defect of spcp, --verbose shows where")
     return 1
+
+
+def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
+    """What the user should know, as a sentence; what is for developers, on demand."""
+    if state.verbose or (issubclass(category, UserWarning) and not state.quiet):
+        _say(str(message))
 
 
 def _say(text: str) -> None:

@@ -135,7 +135,13 @@ def _cell(value: Any) -> Any:
 
 def _short(value: Any) -> str:
     if isinstance(value, float):
-        return f"{value:.4g}" if abs(value) < 1 else f"{value:.2f}"
+        return (
+            f"{value:.4f}"
+            if 1e-4 <= abs(value) < 1
+            else f"{value:.2f}"
+            if value == 0 or abs(value) >= 1
+            else f"{value:.1e}"
+        )
     return "" if value is None else str(_cell(value))
 
 

@@ -115,22 +115,34 @@ def train_command(
         raise InputError("--rho-norm is for methods that bound contributions; plain training does not, choose spcp")
     folder = out or Path("runs") / f"{name_of(benchmark, known)}-{method}-{seed}"
     start = None if weights is None else str(weights.expanduser().resolve())
-    config = config_from(
-        *(benchmark, folder if own else None, method, options, model, network, root),
-        width=width,
-        start=start,
-        seed=seed,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        precision=precision,
-    )
-    from ..training import train
-
     with described(folder, own) as data:
+        from ..training import train
+
+        options = few_classes(data, method) | options
+        config = config_from(
+            *(benchmark, folder if own else None, method, options, model, network, root),
+            width=width,
+            start=start,
+            seed=seed,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            precision=precision,
+        )
+        if "rho_norm" in config.options:
+            note(f"rho_norm {config.options['rho_norm']:g}; spcp tune chooses it on validation data")
         train(config, folder, benchmark=data)
     note(f"run: {folder}")
     calibrate_if_possible(folder, alpha)
+
+
+def few_classes(data: Benchmark | None, method: str) -> dict[str, Any]:
+    """A rho_norm for one's own data that cuts a tenth of the contributions at most; a half might be below 0."""
+    from ..objectives import METHODS
+
+    if data is None or len(data.classes) >= 10 or "rho_norm" not in METHODS.get(method, (None, {}))[1]:
+        return {}
+    return {"rho_norm": len(data.classes) / 10}
 
 
 def name_of(benchmark: str | None, known: Path | None) -> str:

@@ -59,16 +59,13 @@ def verify_command(names: Names, root: Root = None) -> None:
 @command("methods", panel="What there is")
 def methods_command(as_json: Json = False) -> None:
     """Training methods, with their papers."""
-    from ..objectives import METHODS
+    from ..objectives import METHODS, CrossEntropy
 
     rows = []
     for name, (kind, options) in METHODS.items():
-        paper = _SPCP if "rho_norm" in options and name in ("spcp", "fixed") else kind.paper
+        paper = "" if kind is CrossEntropy and "rho_norm" not in options else kind.paper  # plain training has none
         rows.append({"method": name, "detector": kind.detector, "paper": paper})
     show(rows, as_json)
-
-
-_SPCP = "Shaping Parameter Contribution Patterns for Out-of-Distribution Detection (AAAI 2026)"
 
 
 @command("detectors", panel="What there is")

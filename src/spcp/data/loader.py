@@ -49,7 +49,8 @@ class Loader:
         train: shuffle and augment. Across processes the last batch is cut to equal shares.
         seed: of order and augmentation.
         device: where batches, and data that fits in memory, live.
-        rank, world_size: this process, and how many there are.
+        rank: the number of this process.
+        world_size: how many there are.
         workers: processes that decode (default: one for each core, at most 8); 0 decodes in this one.
         bad: "raise" stops at a file that cannot be read; "skip" leaves out all of those and puts them into `skipped`,
             for which every file is decoded once, in advance.

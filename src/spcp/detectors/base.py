@@ -25,6 +25,7 @@ class Score(nn.Module):
 
     paper: ClassVar[str] = ""
     formula: ClassVar[str] = ""
+    cost: ClassVar[str] = ""  # of a batch of B, in words: D features, K classes, N training samples
     sweep: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values to search among, OpenOOD's
     fitted_on: ClassVar[Literal["train", "val"] | None] = None
     state: ClassVar[tuple[str, ...]] = ()

@@ -23,6 +23,7 @@ class DICE(Score):
 
     paper = "DICE: Leveraging Sparsification for Out-of-Distribution Detection, ECCV 2022"
     formula = "logsumexp((W * keep) h + b)"
+    cost = "one pass; the head once more; keeps K x D weights"
     reads = "head"
     fitted_on = "train"
     state = ("weight",)

@@ -23,6 +23,7 @@ class GEN(Score):
 
     paper = "GEN: Pushing the Limits of Softmax-Based Out-of-Distribution Detection, CVPR 2023"
     formula = "-sum_top-M p^gamma (1 - p)^gamma"
+    cost = "one pass; the M largest of B x K logits; keeps nothing"
     sweep = {"gamma": (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0), "M": (10, 50, 100, 200, 500, 1000)}  # noqa: RUF012
 
     def __init__(self, *, gamma: float = 0.1, M: int = 100) -> None:

@@ -27,6 +27,7 @@ class GradNorm(Score):
 
     paper = "On the Importance of Gradients for Detecting Distributional Shifts in the Wild (GradNorm), NeurIPS 2021"
     formula = "||h||_1 sum_k |K p_k - 1|"
+    cost = "one pass; sums over B x K and B x D; a bound looks at all B x K x D contributions; keeps nothing"
     reads = "weights"
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:

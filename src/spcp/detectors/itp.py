@@ -21,6 +21,7 @@ class ITP(Score):
 
     paper = "ITP: Instance-Aware Test Pruning for Out-of-Distribution Detection, 2024"
     formula = "logsumexp_k(sum_d c [mu > pct(mu, p)] [c < mu + l sigma] + b)"
+    cost = "one pass; all B x K x D contributions, in chunks; keeps K x D numbers"
     reads = "weights"
     fitted_on = "train"
     state = ("keep", "limit")

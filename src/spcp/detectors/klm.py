@@ -16,6 +16,7 @@ class KLM(Score):
 
     paper = "Scaling Out-of-Distribution Detection for Real-World Settings (KLM), ICML 2022"
     formula = "-min_c KL(p || q_c)"
+    cost = "one pass; a matrix product of B x K x K; keeps K x K numbers"
     fitted_on = "val"
     state = ("log_q",)
     log_q: Tensor  # (predicted classes, K)

@@ -56,6 +56,7 @@ class KNN(Score):
 
     paper = "Out-of-Distribution Detection with Deep Nearest Neighbors (KNN), ICML 2022"
     formula = "-||f - f_(k)||^2, f = h / ||h||"
+    cost = "one pass; a matrix product of B x N x D, in tiles; keeps all N training features"
     sweep = {"k": (50, 100, 200, 500, 1000)}  # noqa: RUF012
     fitted_on = "train"
     state = ("bank",)

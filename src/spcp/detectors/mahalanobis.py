@@ -26,10 +26,11 @@ def nearest_distance(h: Tensor, centre: Tensor, whiten: Tensor, means: Tensor) -
 
 
 class Mahalanobis(Score):
-    """`max_c -(h - mu_c)' S^-1 (h - mu_c)`, one covariance for all classes (MDS)."""
+    """`max_c -(h - mu_c)' S^-1 (h - mu_c)`; all classes share one covariance (MDS)."""
 
     paper = "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks, NeurIPS 2018"
     formula = "max_c -(h - mu_c)' S^-1 (h - mu_c)"
+    cost = "one pass; matrix products of B x D x D and B x D x K; keeps D x D and K x D numbers; fitting takes D^3"
     fitted_on = "train"
     state: ClassVar[tuple[str, ...]] = ("centre", "whiten", "means")
     centre: Tensor
@@ -54,6 +55,7 @@ class RelativeMahalanobis(Mahalanobis):
 
     paper = "A Simple Fix to Mahalanobis Distance for Improving Near-OOD Detection, 2021"
     formula = "max_c -(h - mu_c)' S^-1 (h - mu_c) + (h - mu)' S_0^-1 (h - mu)"
+    cost = "one pass; two matrix products of B x D x D and one of B x D x K; keeps twice D x D; fitting takes D^3"
     state = ("centre", "whiten", "means", "background")
     background: Tensor
 

@@ -15,6 +15,7 @@ class MOS(Score):
 
     paper = mos.MOS.paper
     formula = "max_g -p_others"
+    cost = "one pass; a softmax in each group; keeps nothing"
 
     def __init__(self, *, groups: Sequence[Sequence[int]]) -> None:
         super().__init__()

@@ -17,6 +17,7 @@ class MSP(Score):
 
     paper = "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks, ICLR 2017"
     formula = "max_k p_k"
+    cost = "one pass; a softmax of B x K logits; keeps nothing"
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""

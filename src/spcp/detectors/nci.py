@@ -12,10 +12,11 @@ from .base import Score
 
 
 class NCI(Score):
-    """`w_c . (h - mu) / ||h - mu|| + alpha ||h||_1` with c the predicted class."""
+    """`w_c . (h - mu) / ||h - mu|| + alpha ||h||_1`; c is the predicted class."""
 
     paper = "Detecting Out-of-Distribution through the Lens of Neural Collapse (NCI), CVPR 2025"
     formula = "w_c . (h - mu) / ||h - mu|| + alpha ||h||_1"
+    cost = "one pass; sums over B x D features; keeps D numbers"
     reads = "weights"
     sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}  # noqa: RUF012
     fitted_on = "train"

@@ -13,10 +13,11 @@ from .knn import top_similarities
 
 
 class NNGuide(Score):
-    """`energy(z) * mean of the k largest f . (energy_i f_i)`, over a `share` of the training samples."""
+    """`energy(z) * mean of the k largest f . (energy_i f_i)`; i runs over a `share` of the training samples."""
 
     paper = "Nearest Neighbor Guidance for Out-of-Distribution Detection (NNGuide), ICCV 2023"
     formula = "energy(z) mean_top-k f . (energy_i f_i)"
+    cost = "one pass; a matrix product of B x (share N) x D, in tiles; keeps a share of the N training features"
     fitted_on = "train"
     state = ("bank",)
     bank: Tensor

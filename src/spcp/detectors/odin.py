@@ -29,6 +29,7 @@ class ODIN(Score):
 
     paper = "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks (ODIN), ICLR 2018"
     formula = "msp(z(x - eps / std sign(grad CE)) / T)"
+    cost = "the network runs twice more forwards and once backwards; keeps nothing; cannot be exported"
     sweep = {"T": (1.0, 10.0, 100.0, 1000.0), "eps": (0.0014, 0.0028)}  # noqa: RUF012
     needs_inputs = True
 

@@ -16,6 +16,7 @@ class ReAct(Score):
 
     paper = "ReAct: Out-of-distribution Detection With Rectified Activations, NeurIPS 2021"
     formula = "logsumexp(W min(h, c) + b)"
+    cost = "one pass; the head once more; keeps one number"
     reads = "head"
     sweep = {"percentile": (85.0, 90.0, 95.0, 99.0)}  # noqa: RUF012
     fitted_on = "val"

@@ -12,10 +12,11 @@ from .base import Score, chunks, unit
 
 
 class Relation(Score):
-    """`sum_i r_i^power`, `r_i = relu(f . f_i) (p . p_i)`, ties up to `least` left out."""
+    """`sum_i r_i^power, r_i = relu(f . f_i) (p . p_i)`; ties of up to `least` are left out."""
 
     paper = "Neural Relation Graph: A Unified Framework for Identifying Label Noise and Outlier Data, NeurIPS 2023"
     formula = "sum_i [r_i > 0.03] r_i^power, r_i = relu(f . f_i) (p . p_i)"
+    cost = "one pass; matrix products of B x N x D and B x N x K, in chunks; keeps N features and predictions"
     sweep = {"power": (1, 2, 4, 6, 8)}  # noqa: RUF012
     fitted_on = "train"
     state = ("bank", "predictions")

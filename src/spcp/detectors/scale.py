@@ -19,6 +19,7 @@ class SCALE(Score):
 
     paper = "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement (SCALE), ICLR 2024"
     formula = "logsumexp(W h exp(sum h / sum top-k h) + b)"
+    cost = "one pass; the largest of B x D features, and the head once more; keeps nothing"
     reads = "head"
     sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}  # noqa: RUF012
 

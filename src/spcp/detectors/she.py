@@ -11,10 +11,11 @@ from .base import Score
 
 
 class SHE(Score):
-    """`h . m_c`, m_c the mean feature of the predicted class's training samples that are classified rightly."""
+    """`h . m_c`; m_c is the mean feature of the predicted class's training samples that are classified rightly."""
 
     paper = "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization (SHE), ICLR 2023"
     formula = "h . m_c, c = argmax z"
+    cost = "one pass; a sum over B x D features; keeps K x D means"
     fitted_on = "train"
     state = ("means",)
     means: Tensor  # (K, D)

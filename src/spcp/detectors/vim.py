@@ -21,6 +21,7 @@ class ViM(Score):
 
     paper = "ViM: Out-Of-Distribution with Virtual-logit Matching, CVPR 2022"
     formula = "logsumexp(z) - alpha ||(h - o) R||"
+    cost = "one pass; a matrix product of B x D x (D - dim); keeps D x (D - dim) numbers; fitting takes D^3"
     reads = "weights"
     fitted_on = "train"
     state = ("origin", "residual", "alpha")

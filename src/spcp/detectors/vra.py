@@ -16,6 +16,7 @@ class VRA(Score):
 
     paper = "VRA: Variational Rectified Activation for Out-of-distribution Detection, NeurIPS 2023"
     formula = "logsumexp(W clip(h, a, c) + b)"
+    cost = "one pass; the head once more; keeps two numbers"
     reads = "head"
     sweep = {"high": (85.0, 90.0, 95.0, 99.0), "low": (1.0, 5.0, 10.0, 15.0)}  # noqa: RUF012
     fitted_on = "val"

@@ -24,6 +24,7 @@ class Objective(nn.Module):
     """
 
     paper: ClassVar[str] = ""
+    cost: ClassVar[str] = ""  # of a step, in words, without the bound: B images, D features, K classes
     detector: ClassVar[str] = "energy"  # what the paper scores it with
     detector_options: ClassVar[Mapping[str, Any]] = {}
     pretrained: ClassVar[bool] = False  # whether it starts from a trained network

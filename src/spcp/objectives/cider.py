@@ -43,12 +43,14 @@ def dispersion(prototypes: Tensor, tau: float = 0.1) -> Tensor:
 
 
 class CIDER(Objective):
-    """A projection D - D - 128 on top of the features; the classifier stays out of it, so there is no ID accuracy.
+    """`weight * CE(u . p / tau, y) + mean_i log mean_{j != i} exp(p_i . p_j / tau)`; p are the classes' prototypes.
 
-    Its logits are the similarities to the prototypes. With `rho_norm` > 0 contributions to the projection are bounded.
+    u is a projection D - D - 128 of the features, of length 1; the classifier stays out of it, and the logits are the
+    similarities to the prototypes. With `rho_norm` > 0 contributions to the projection are bounded.
     """
 
     paper = "How to Exploit Hyperspherical Embeddings for Out-of-Distribution Detection? (CIDER), ICLR 2023"
+    cost = "two views of each image, each forwards and backwards; prototypes move sample by sample"
     detector = "knn"
     views = 2
     readable = ("outputs",)  # its logits come of no linear layer

@@ -20,6 +20,7 @@ class CrossEntropy(Objective):
     """
 
     paper = "Shaping Parameter Contribution Patterns for Out-of-Distribution Detection (SPCP), AAAI 2026"
+    cost = "one pass forwards and backwards"
 
     def __init__(self, *, penalty: float = 0.0, **options: Any) -> None:
         super().__init__(**options)

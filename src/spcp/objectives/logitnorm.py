@@ -18,9 +18,10 @@ def logitnorm_loss(z: Tensor, y: Tensor, tau: float = 0.04) -> Tensor:
 
 
 class LogitNorm(Objective):
-    """LogitNorm; with `rho_norm` > 0 the norm is that of the truncated logits."""
+    """`CE(z / ((||z|| + 1e-7) tau), y)`; with `rho_norm` > 0 the norm is that of the truncated logits."""
 
     paper = "Mitigating Neural Network Overconfidence with Logit Normalization, ICML 2022"
+    cost = "one pass forwards and backwards"
     detector = "msp"
 
     def __init__(self, *, tau: float = 0.04, **options: Any) -> None:

@@ -49,7 +49,7 @@ def mos_class_scores(z: Tensor, groups: Groups) -> Tensor:
 
 
 class MOS(Objective):
-    """Grouped softmax; the classifier gets a column "others" for each group.
+    """`sum_g CE(z_g, y if it is in g else others)`; the classifier gets a column "others" for each group.
 
     Args:
         groups: lists of class numbers; by default about sqrt(K) groups of neighbours.
@@ -57,6 +57,7 @@ class MOS(Objective):
     """
 
     paper = "MOS: Towards Scaling Out-of-Distribution Detection for Large Semantic Space, CVPR 2021"
+    cost = "one pass forwards and backwards; a softmax in each group"
     detector = "mos"
     readable = ("outputs",)  # its logits are of several softmaxes
 

@@ -34,9 +34,10 @@ class SNNLinear(nn.Linear):
 
 
 class SNN(Objective):
-    """Cross-entropy with such a head, in training and at inference; `share` of the features is kept."""
+    """`CE(z, y), z_k = sum of the s largest W[k,d] h[d] + b_k`; alike in training and at inference, s is `share` D."""
 
     paper = "How to Overcome Curse-of-Dimensionality for Out-of-Distribution Detection? (SNN), AAAI 2024"
+    cost = "one pass forwards and backwards; all B x K x D contributions, in chunks, and the B x K x s places kept"
     detector = "knn"
     readable = ("outputs", "head")  # the weights alone do not make its logits
     detector_options: ClassVar[Mapping[str, Any]] = {"k": 20}

@@ -17,13 +17,15 @@ def t2fnorm_features(h: Tensor, tau: float, normalise: bool) -> Tensor:
 
 
 class T2FNorm(Objective):
-    """What goes into the classifier is scaled on its way, so everything that uses the classifier agrees.
+    """`CE(W (h / ||h|| / tau) + b, y)`.
 
+    What goes into the classifier is scaled on its way, so everything that uses the classifier agrees.
     In training mode the features are normalised, in evaluation mode only scaled: the score is the MSP of
     `W (h / tau) + b`. The class is that of the normalised forward pass: `network.classifier(normalised(h))`.
     """
 
     paper = "T2FNorm: Train-time Feature Normalization for OOD Detection in Image Classification, CVPR workshops 2024"
+    cost = "one pass forwards and backwards; when it scores, the head runs twice"
     detector = "msp"
 
     def __init__(self, *, tau: float = 0.1, **options: Any) -> None:

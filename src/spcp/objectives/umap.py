@@ -29,13 +29,15 @@ def umap_loss(z: Tensor, y: Tensor, eta: Tensor | float) -> Tensor:
 
 
 class UMAP(Objective):
-    """Learns a score for each weight of a trained network, whose weights stay; its largest `share` a layer is kept.
+    """`|CE(z, y) - eta| + eta`; z are the logits of a trained network under a mask.
 
-    The mask is hard, and its gradient goes straight through to the scores. `eta` is the mean training loss under a
-    random mask that keeps `random_share` of each layer. The unmasked network still classifies.
+    It learns a score for each weight, and leaves the weights; the largest `share` a layer is kept. The mask is hard;
+    its gradient goes straight through to the scores. `eta` is the mean training loss under a random mask that keeps
+    `random_share` of each layer. The unmasked network still classifies.
     """
 
     paper = "Unleashing Mask: Explore the Intrinsic Out-of-Distribution Detection Capability, ICML 2023"
+    cost = "one pass forwards and backwards, and a sort of each layer; the data once before; two passes when it scores"
     pretrained = True
     eta: Tensor
 

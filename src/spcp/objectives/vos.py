@@ -50,13 +50,14 @@ def uncertainty_loss(energy_id: Tensor, energy_ood: Tensor, logistic: nn.Linear)
 
 
 class VOS(Objective):
-    """Cross-entropy, and from `start` on `weight` times the logistic loss on energies.
+    """`CE(z, y) + weight * BCE(logistic(E), known or drawn)`; the second term, on energies E, counts from `start` on.
 
     A queue of `samples` features for each class feeds the Gaussians. Gradients of the loss reach the network through
     the energies of the batch, and the classifier through those of the outliers too.
     """
 
     paper = "VOS: Learning What You Don't Know by Virtual Outlier Synthesis, ICLR 2022"
+    cost = "one pass forwards and backwards; keeps K x samples features; later each step makes their D x D covariance"
 
     transient = ("queue", "filled")
     queue: Tensor
