@@ -117,7 +117,7 @@ def test_detect() -> None:
     torch.testing.assert_close(found.p_values, torch.tensor([0.01, 0.05, 0.06, 0.51, 1.0, 0.0], dtype=torch.float64))
     assert found.scores[:5].tolist() == [0.0, 4.0, 5.0, 50.0, 1000.0]
     assert found.classes.tolist() == [0] * 6
-    _, _, is_ood = detector(torch.tensor([[4.0], [5.0]]))
+    _, _, is_ood = detector.eval()(torch.tensor([[4.0], [5.0]]))
     assert is_ood.tolist() == [True, False]
     with pytest.raises(InputError, match="has no threshold yet; call calibrate"):
         Detector(Given()).detect(torch.randn(3, 1))
@@ -138,7 +138,7 @@ def test_by_class_each_class_has_its_own_threshold() -> None:
         if own.sum() > 500:
             assert fresh.is_ood[own].float().mean() == pytest.approx(0.1, abs=0.03)
     assert detector.thresholds.shape == (3,)
-    _, _, is_ood = detector(x[:50])
+    _, _, is_ood = detector.eval()(x[:50])
     assert torch.equal(is_ood, detector.detect(x[:50]).is_ood)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import glob
-import json
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -104,43 +104,55 @@ def find_files(arguments: Sequence[str], stdin: Any = None) -> list[Path]:
     """The files that are meant by files, folders, patterns, and "-" for a list on standard input, one a line."""
     found: list[Path] = []
     for argument in arguments:
-        if argument == "-":
-            lines = (stdin or sys.stdin).read().splitlines()
-            found += find_files([line.strip() for line in lines if line.strip() and line.strip() != "-"])
-            continue
         path = Path(argument).expanduser()
-        if path.is_dir():
-            listed = read_folder(path)
-            found += [listed.root / own for own in listed.paths]
+        if argument == "-":
+            lines = [line.strip() for line in (stdin or sys.stdin).read().splitlines()]
+            found += find_files([line for line in lines if line and line != "-"])
         elif path.exists():
-            found.append(path)
+            found += _below(path)
         elif glob.has_magic(argument):
             matches = sorted(glob.glob(str(path), recursive=True))
             if not matches:
                 raise InputError(f"{argument}: no file fits this pattern; check it")
-            found += [own for match in matches for own in find_files([glob.escape(match)] if "[" in match else [match])]
+            found += [own for match in matches for own in _below(Path(match))]
         else:
             raise InputError(f"{argument}: there is no such file or folder; check the path")
-    return found
+    return list(dict.fromkeys(found))  # a pattern may match a folder and what is in it
+
+
+def _below(path: Path) -> list[Path]:
+    """A file, or the images or sounds of a folder."""
+    if not path.is_dir():
+        return [path]
+    listed = read_folder(path, label="")
+    return [listed.root / own for own in listed.paths]
 
 
 def verdicts(detector: Detector, inputs: Inputs, files: Sequence[Path]) -> Iterator[Verdict]:
     """One for each file, and for each sample of an array, in order."""
-    for path in (own for own in files if own.suffix in ARRAYS):
+    for is_array, group in itertools.groupby(files, lambda own: own.suffix.lower() in ARRAYS):
+        own = list(group)
+        if is_array:
+            for path in own:
+                yield from _of_array(detector, inputs, path)
+            continue
+        if inputs.transform is None:
+            raise InputError(f"{own[0]}: the network takes floats {inputs.shape}; give an npz, npy or safetensors")
+        for start in range(0, len(own), TOGETHER):
+            yield from _of_files(detector, inputs, own[start : start + TOGETHER])
+
+
+def _of_array(detector: Detector, inputs: Inputs, path: Path) -> Iterator[Verdict]:
+    try:
         data = read_arrays(path)
         loader = Loader(data, inputs.transform if data.x.dtype == torch.uint8 else None, batch_size=TOGETHER)
         names = iter([f"{path}[{i}]" for i in range(len(data))])
         for x, _ in loader:
             if tuple(x.shape[1:]) != inputs.shape:
-                raise InputError(f"{path}: its samples are {tuple(x.shape[1:])}, but the network takes {inputs.shape}")
+                raise DataError(f"{path}: its samples are {tuple(x.shape[1:])}, but the network takes {inputs.shape}")
             yield from _said(detector.detect(x), [next(names) for _ in x], inputs)
-    rest = [own for own in files if own.suffix not in ARRAYS]
-    if rest and inputs.transform is None:
-        raise InputError(
-            f"{rest[0]}: the network takes floats {inputs.shape}, not files; give an npz, npy or safetensors"
-        )
-    for start in range(0, len(rest), TOGETHER):
-        yield from _of_files(detector, inputs, rest[start : start + TOGETHER])
+    except DataError as error:
+        yield Verdict(str(path), problem=str(error))
 
 
 def _of_files(detector: Detector, inputs: Inputs, files: Sequence[Path]) -> Iterator[Verdict]:
@@ -183,9 +195,3 @@ def as_row(verdict: Verdict) -> dict[str, Any]:
         "score": verdict.score if known else None,
         "p_value": verdict.p_value if known else None,
     } | ({"problem": verdict.problem} if verdict.problem else {})
-
-
-def dumps(rows: Sequence[dict[str, Any]]) -> str:
-    """JSON that holds no NaN, which no other language reads."""
-    clean = [{key: None if value != value else value for key, value in row.items()} for row in rows]
-    return json.dumps(clean, indent=1, allow_nan=False)

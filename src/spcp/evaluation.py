@@ -26,7 +26,7 @@ from .metrics import mean_and_deviation, metrics
 from .networks.base import evaluating
 from .objectives import Objective
 from .progress import track
-from .training import benchmark_of, load_network, read_config
+from .training import benchmark_of, load_network, read_config, read_inputs
 
 # What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
 USUAL = tuple(name for name in SCORES if name not in ("odin", "mos"))
@@ -156,6 +156,11 @@ class Evaluation:
             if isinstance(benchmark, str):
                 benchmark = load_benchmark(benchmark, read_config(model).root)
             benchmark = benchmark or benchmark_of(model)
+            takes, gives = read_inputs(model).shape, benchmark.inputs().shape
+            if takes != gives and network is None:
+                raise InputError(
+                    f"{model}: its network takes samples {takes}, but those of {benchmark.name} are {gives}"
+                )
             model, objective = load_network(model, which, network=network, objective=objective)
         if isinstance(benchmark, str):
             benchmark = load_benchmark(benchmark)
@@ -274,10 +279,12 @@ class Evaluation:
         return {}
 
     def usual(self) -> tuple[str, ...]:
-        """The detectors that make sense for this network without another pass."""
+        """The detectors that make sense for this network and data, without another pass."""
+        there = (None, *(role for role in ("train", "val") if role in self.benchmark.sets()))
+        own = [name for name in USUAL if SCORES[name][0].fitted_on in there]
         if self.objective is None:
-            return USUAL
-        own = [name for name in USUAL if SCORES[name][0].reads in self.objective.readable]
+            return tuple(own)
+        own = [name for name in own if SCORES[name][0].reads in self.objective.readable]
         return (*own, "mos") if self.objective.detector == "mos" else tuple(own)
 
     def table(

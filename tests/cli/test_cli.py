@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -39,8 +40,11 @@ Spcp = Callable[..., Said]
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Spcp:
+def run(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
+) -> Spcp:
     """Runs `spcp` in this process."""
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
 
     def command(*arguments: object, stdin: str = "") -> Said:
         monkeypatch.setattr(sys, "argv", ["spcp", *map(str, arguments)])
@@ -181,9 +185,10 @@ def test_detect_takes_the_latest_run(
     assert said.code == 0
     assert "run: runs/mine" in said.err
     (tmp_path / "runs" / "mine" / "detector.safetensors").unlink()
-    bare = run("detect", photos / "odd")
+    bare = run("detect", photos / "odd", "--run", "runs/mine")
     assert bare.code == 2
     assert "spcp calibrate runs/mine" in bare.err
+    assert "no calibrated run" in run("detect", photos / "odd").err
 
 
 def test_eval_prints_what_evaluate_finds(run: Spcp, trained: Path, tmp_path: Path) -> None:
@@ -360,3 +365,120 @@ def test_what_was_learned_from_is_not_calibrated_on(run: Spcp, trained: Path, tm
     ):
         assert run("calibrate", folder, *arguments).code == 0
         assert len(spcp.decision.load_decision(folder)[0].sorted_scores) == count
+
+
+def test_seeds_on_own_data_are_taken_together(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    """Each run has its own description of the data, but it is the same data."""
+    data = ["--id", photos / "known", "--ood", f"plain={photos / 'odd'}", *SMALL]
+    runs = [tmp_path / f"{method}-{seed}" for method in ("plain", "spcp") for seed in (0, 1)]
+    for folder in runs:
+        method, seed = folder.name.split("-")
+        assert run("train", *data, "-m", method, "--seed", seed, "--out", folder).code == 0
+    said = run("report", *runs, "--out", tmp_path / "report", "-d", "energy,msp")
+    assert said.out == f"{tmp_path / 'report' / 'report.html'}\n"
+    rows = list(csv.DictReader((tmp_path / "report" / "results.csv").read_text().splitlines()))
+    assert {(row["arm"], row["seed"]) for row in rows} == {
+        (arm, seed) for arm in ("plain", "SPCP (rho_norm 0.2)") for seed in ("0", "1")
+    }
+    assert run("train", *data, "--size", 12, "-m", "plain", "--out", tmp_path / "smaller").code == 0
+    mixed = run("report", runs[0], tmp_path / "smaller", "--out", tmp_path / "mixed")
+    assert mixed.code == 2
+    assert "is on other data" in mixed.err
+    assert not (tmp_path / "mixed").exists()
+
+
+def test_names_and_folders_of_all_kinds(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    source = photos / "known" / "left" / "0.png"
+    for name in ("a[1].png", "b c.png", "sub/deep/d.PNG", "é.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, tmp_path / name)
+    rows = run("detect", tmp_path, "--run", trained).rows()
+    assert {Path(row["file"]).name for row in rows} == {"a[1].png", "b c.png", "d.PNG", "é.png"}
+    assert len({row["score"] for row in rows}) == 1
+    assert len(run("detect", f"{tmp_path}/*.png", "--run", trained).rows()) == 3
+    assert len(run("detect", tmp_path / "a[1].png", "--run", trained).rows()) == 1
+
+
+def test_arrays_are_judged_row_by_row(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    picture = photos / "known" / "left" / "0.png"
+    pixels = np.stack([np.asarray(Image.open(picture))] * 3).transpose(0, 3, 1, 2)
+    np.savez(tmp_path / "some.npz", images=pixels)
+    (tmp_path / "bad.npz").write_bytes(b"no array")
+    said = run("detect", tmp_path / "some.npz", tmp_path / "bad.npz", picture, "--run", trained)
+    rows = said.rows()
+    assert said.code == 1
+    assert [row["file"].rpartition("/")[2] for row in rows] == [
+        "some.npz[0]",
+        "some.npz[1]",
+        "some.npz[2]",
+        "bad.npz",
+        "0.png",
+    ]
+    assert [row["verdict"] == "unreadable" for row in rows] == [False, False, False, True, False]
+    assert float(rows[0]["score"]) == pytest.approx(float(rows[4]["score"]), abs=1e-5)
+
+
+def test_a_refused_command_leaves_a_run_alone(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
+    training.adopt("cnn", folder, spcp.data.load_benchmark("digits"))
+    before = sorted(path.name for path in folder.iterdir())
+    said = run("train", "--id", photos / "known", *SMALL, "--out", folder)
+    assert (said.code, "other data" in said.err) == (2, True)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    (tmp_path / "file").write_text("")
+    assert "is a file" in run("train", "--id", photos / "known", *SMALL, "--out", tmp_path / "file").err
+
+
+def test_files_do_not_run_code(
+    run: Spcp, trained: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that somebody else's file asks for is not built; nor is a library found in the current folder."""
+    folder = tmp_path / "foreign"
+    shutil.copytree(trained, folder)
+    config = json.loads((folder / "config.json").read_text()) | {"network": "evil:boom", "width": None}
+    (folder / "config.json").write_text(json.dumps(config))
+    for name in ("evil.py", "numpy.py"):
+        (tmp_path / name).write_text("open('ran', 'w')")
+    monkeypatch.chdir(tmp_path)
+    said = run("calibrate", folder)
+    assert (said.code, "is code" in said.err) == (2, True)
+    subprocess.run([sys.executable, "-m", "spcp.cli", "methods"], check=True, capture_output=True, cwd=photos)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        (
+            "nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 2), nn.Softmax(1))",
+            "more after its last",
+        ),
+        (
+            "nn.Sequential(nn.Flatten(), nn.Linear(700, 8), nn.ReLU(), nn.Linear(8, 2))",
+            "cannot be run on samples (3, 16",
+        ),
+        ("nn.Sequential(nn.Flatten())", "cannot be run"),
+        ("nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.ReLU(), nn.Linear(8, 5))", "has 5 outputs"),
+        ("3", "returns a int"),
+    ],
+)
+def test_models_that_cannot_be_adopted(
+    run: Spcp, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = f"wrong_{abs(hash(body))}"
+    (tmp_path / f"{name}.py").write_text(f"from torch import nn\ndef build():\n    return {body}\n")
+    said = run("adopt", f"{name}:build", "--id", photos / "known", "--size", 16, "--out", "out")
+    assert (said.code, says in said.err) == (2, True), said.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_programs_that_cannot_be_adopted(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "bad.pt2").write_bytes(b"no archive")
+    with zipfile.ZipFile(tmp_path / "pickle.pt2", "w") as archive:
+        archive.writestr("m/data/weights/model_weights_config.json", '{"config": {"w": {"use_pickle": true}}}')
+    for name in ("bad", "pickle", "none"):
+        said = run("adopt", tmp_path / f"{name}.pt2", "--id", photos / "known", "--size", 16, "--out", tmp_path / "out")
+        assert said.code == 2
+        assert f"{name}.pt2: " in said.err
+    assert not (tmp_path / "out").exists()

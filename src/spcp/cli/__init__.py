@@ -7,7 +7,6 @@ command runs, so that `spcp --help` answers at once.
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import warnings
 
@@ -24,7 +23,6 @@ from . import listing as listing  # isort: skip
 
 def main() -> None:
     """Run a command, and turn what goes wrong into a sentence and an exit code."""
-    sys.path.insert(0, os.getcwd())  # for models of one's own
     logging.basicConfig(format="spcp: %(message)s", level=logging.WARNING)
     warnings.showwarning = _warn
     try:

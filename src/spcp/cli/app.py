@@ -145,14 +145,15 @@ def _short(value: Any) -> str:
     return "" if value is None else str(_cell(value))
 
 
-def latest_run(run: Path | None) -> Path:
+def latest_run(run: Path | None, file: str = "config.json") -> Path:
     """The run that is named, or the latest below runs/."""
     if run is not None:
         return run
-    found = [path.parent for path in Path("runs").glob("**/config.json")]
+    found = list(Path("runs").glob(f"**/{file}"))
     if not found:
-        raise InputError("there is no run below runs/; train one (spcp train), or name its folder (--run)")
-    chosen = max(found, key=lambda folder: (folder / "config.json").stat().st_mtime)
+        what = "calibrated run" if file == "detector.safetensors" else "run"
+        raise InputError(f"there is no {what} below runs/; make one (spcp train, spcp calibrate), or name its folder")
+    chosen = max(found, key=lambda path: path.stat().st_mtime).parent
     note(f"run: {chosen}")
     return chosen
 
@@ -166,9 +167,10 @@ def pairs(values: Sequence[str], option: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for value in values:
         name, separator, path = value.partition("=")
-        name, path = (name, path) if separator else (Path(value).stem or value, value)
-        if not name or not path or name in found:
-            raise InputError(f"{option} {value}: must be NAME=PATH, each name once")
+        if not separator or Path(value).expanduser().exists():
+            name, path = Path(value).stem, value
+        if not name or not path or name in found or name == "mean":
+            raise InputError(f'{option} {value}: must be NAME=PATH, each name once, and none of them "mean"')
         found[name] = path
     return found
 
@@ -188,6 +190,21 @@ def settings(values: Sequence[str]) -> dict[str, Any]:
             found[key] = json.loads(text)
         except ValueError:
             found[key] = text
+    return found
+
+
+def whole_numbers(text: str, option: str) -> list[int]:
+    """Different whole numbers with commas between them.
+
+    >>> whole_numbers("0,1", "--seeds")
+    [0, 1]
+    """
+    try:
+        found = [int(own) for own in text.split(",") if own.strip()]
+    except ValueError as error:
+        raise InputError(f"{option} {text}: must be whole numbers with commas between them, such as 0,1,2") from error
+    if len(set(found)) < len(found):
+        raise InputError(f"{option} {text}: each number once")
     return found
 
 

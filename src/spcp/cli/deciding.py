@@ -37,14 +37,17 @@ def eval_command(
 
     if which not in ("last", "best"):
         raise InputError(f"--which {which}: must be last or best")
+    if out is not None:
+        if out.suffix not in (".csv", ".json", ".md", ".tex"):
+            raise InputError(f"{out}: must end in .csv, .json, .md or .tex")
+        if len(runs) > 1 and out.suffix in (".md", ".tex"):
+            raise InputError(f"{out}: holds one run; name a .csv or .json, or see spcp report")
     names = None if detectors is None else [own.strip() for own in detectors.split(",") if own.strip()]
     rows: list[dict[str, Any]] = []
     for run in runs:
         table = evaluate(run, benchmark, names, search=search, full_spectrum=full_spectrum, which=which, head=head)
         rows += [{"run": str(run), **row} for row in table.rows]
     if out is not None:
-        if len(runs) > 1 and out.suffix in (".md", ".tex"):
-            raise InputError(f"{out}: holds one run; name a .csv or .json, or see spcp report")
         note(f"written: {Table(tuple(rows), {}).save(out)}")
     if as_json:
         show(rows, True)
@@ -56,7 +59,9 @@ def eval_command(
     ]
     show([{key: row[key] for key in row if key != "run" or len(runs) > 1} for row in short])
     note(CONVENTION)
-    note("ID accuracy " + ", ".join(f"{own:.2f} %" for own in dict.fromkeys(row["accuracy"] for row in rows)))
+    accuracies = {row["run"]: row["accuracy"] for row in rows}
+    for run, accuracy in accuracies.items():
+        note(f"ID accuracy {accuracy:.2f} %" + (f" of {run}" if len(runs) > 1 else ""))
 
 
 @command("calibrate", panel="Detect and decide")
@@ -113,13 +118,13 @@ def detect_command(
     [dim]spcp detect photo.jpg holiday/ 'scans/**/*.png'
     find . -name '*.png' | spcp detect - --json | jq '.[] | select(.verdict == "odd")'[/dim]
     """
-    from ..decision import as_row, find_files, load_decision, verdicts
+    from ..decision import FILE, as_row, find_files, load_decision, verdicts
     from ..progress import track
 
     found = find_files(files)
     if not found:
         raise InputError("there are no files to look at; name some")
-    detector, inputs = load_decision(latest_run(run))
+    detector, inputs = load_decision(latest_run(run, FILE))
     rows = [as_row(own) for own in track(verdicts(detector, inputs, found), "looking", len(found))]
     show(rows, as_json)
     odd, bad = (sum(row["verdict"] == kind for row in rows) for kind in ("odd", "unreadable"))

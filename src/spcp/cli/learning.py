@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
+import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,7 +14,7 @@ import typer
 from typer import Option
 
 from ..errors import InputError
-from .app import Json, command, note, numbers, pairs, settings, show
+from .app import Json, command, note, numbers, pairs, settings, show, whole_numbers
 
 if TYPE_CHECKING:
     from ..data import Benchmark
@@ -172,45 +174,51 @@ def config_from(
     return config_for(name, method, options=options, **{k: value for k, value in changes.items() if value is not None})
 
 
-class described:  # noqa: N801
-    """The benchmark of one's own data, whose description is kept in the folder, if anything else is."""
+@contextlib.contextmanager
+def described(folder: Path, text: str | None) -> Iterator[Benchmark | None]:
+    """The benchmark of one's own data, whose description is kept in the folder, if a run comes of it."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder (--out)")
+    if text is None:
+        yield None
+        return
+    from ..atomic import written
+    from ..data import read_benchmark
 
-    def __init__(self, folder: Path, text: str | None) -> None:
-        self.folder, self.text = folder, text
-
-    def __enter__(self) -> Benchmark | None:
-        if self.text is None:
-            return None
-        from ..atomic import written
-        from ..data import read_benchmark
-
-        path = self.folder / "benchmark.toml"
-        if path.exists() and path.read_text() != self.text:
-            raise InputError(f"{self.folder}: holds a run on other data; choose another folder (--out)")
-        with tempfile.TemporaryDirectory() as temporary:  # first see whether the data can be used
-            first = Path(temporary) / "own.toml"
-            first.write_text(self.text)
-            try:
-                benchmark = read_benchmark(first)
-            except InputError as error:
-                raise InputError(str(error).removeprefix(f"{first}: ")) from error
-        with written(path) as file:
-            file.write(self.text.encode())
-        return benchmark
-
-    def __exit__(self, *_: object) -> None:
-        if self.text is not None and [own.name for own in self.folder.iterdir()] == ["benchmark.toml"]:
-            shutil.rmtree(self.folder)  # nothing came of it
+    path = folder / "benchmark.toml"
+    there = path.read_text() if path.exists() else None
+    if there != text and (there is not None or (folder / "config.json").exists()):
+        raise InputError(f"{folder}: holds a run on other data; choose another folder (--out)")
+    with tempfile.TemporaryDirectory() as temporary:  # first see whether the data can be used
+        first = Path(temporary) / "own.toml"
+        first.write_text(text)
+        try:
+            benchmark = read_benchmark(first)
+        except InputError as error:
+            raise InputError(str(error).removeprefix(f"{first}: ")) from error
+    with written(path) as file:
+        file.write(text.encode())
+    try:
+        yield benchmark
+    finally:
+        if [own.name for own in folder.iterdir()] == [path.name]:  # nothing came of it
+            path.unlink()
+            folder.rmdir()
 
 
 def _absolute(path: str | Path) -> str:
     """A path as TOML has it."""
-    return json.dumps(str(Path(path).expanduser().resolve()), ensure_ascii=False)
+    return _quoted(str(Path(path).expanduser().resolve()))
+
+
+def _quoted(text: str) -> str:
+    """A string as TOML has it."""
+    return json.dumps(text, ensure_ascii=False)
 
 
 def _table(values: list[str], option: str) -> str:
     """NAME=PATH, ... as a table of TOML."""
-    own = ", ".join(f"{json.dumps(key)} = {_absolute(path)}" for key, path in pairs(values, option).items())
+    own = ", ".join(f"{_quoted(key)} = {_absolute(path)}" for key, path in pairs(values, option).items())
     return f"{{ {own} }}"
 
 
@@ -234,8 +242,8 @@ def own_data(
         return None
     if benchmark is not None:
         raise InputError("--id and --benchmark: give one of them")
-    lines = [f"name = {json.dumps(known.resolve().stem)}", "[id]", f"path = {_absolute(known)}"]
-    lines += [] if label is None else [f"label = {json.dumps(label)}"]
+    lines = [f"name = {_quoted(known.resolve().stem)}", "[id]", f"path = {_absolute(known)}"]
+    lines += [] if label is None else [f"label = {_quoted(label)}"]
     lines += ["[ood]"]
     lines += [f"far = {_table(ood, '--ood')}"] if ood else []
     lines += [f"near = {_table(near, '--near')}"] if near else []
@@ -256,7 +264,7 @@ def calibrate_if_possible(folder: Path, alpha: float) -> None:
     try:
         detector, _ = calibrate_run(folder, alpha=alpha)
     except InputError as error:
-        note(f"not calibrated: {error}")
+        print(f"spcp: not calibrated: {error}", file=sys.stderr)
         return
     note(f"calibrated on {len(detector.sorted_scores)} validation samples: {folder / FILE}")
     note(f"try: spcp detect FILES... --run {folder}")
@@ -310,7 +318,7 @@ def tune_command(
     )
     from ..tuning import tune
 
-    chosen = [int(seed) for seed in numbers(seeds, "--seeds")]
+    chosen = whole_numbers(seeds, "--seeds")
     with described(folder, own) as data:
         found = tune(config, folder, grid=numbers(grid, "--grid"), seeds=chosen, benchmark=data)
     rows = []
@@ -353,6 +361,8 @@ def adopt_command(
     model = str(Path(model).expanduser().resolve()) if model.endswith(".pt2") else model
     with described(out, own) as data:
         data = data or load_benchmark(benchmark or "digits", root)
-        training.adopt(model, out, data, weights=weights, root=root)
+        named = str(Path(benchmark).resolve()) if benchmark and benchmark.endswith(".toml") else benchmark
+        source = str((out / "benchmark.toml").resolve()) if own else named
+        training.adopt(model, out, data, source=source, weights=weights, root=root)
     note(f"run: {out}")
     calibrate_if_possible(out, alpha)

@@ -239,6 +239,8 @@ def _group(group: Any, role: str) -> dict[str, DataSet]:
         raise DataError(
             f'{role}: must be a dictionary of names and data, such as {{"cars": "folder"}}, not {group!r:.60}'
         )
+    if "mean" in group:
+        raise DataError(f'{role}: a set cannot be called "mean", as the mean over sets is; give it another name')
     return {key: as_ood(dataclasses.replace(_set(own, key), name=key)) for key, own in group.items()}
 
 

@@ -2,6 +2,7 @@
 
 from .adapted import adapt as adapt
 from .adapted import own_network as own_network
+from .adapted import trust as trust
 from .base import Network as Network
 from .densenet import densenet100 as densenet100
 from .resnet import resnet18 as resnet18

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import io
+import json
+import os
+import sys
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +16,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..atomic import written
 from ..contributions import find_classifier
+from ..data.cache import cache_folder
 from ..errors import InputError
-from .base import Network
+from .base import Network, evaluating
 
 
 class Adapted(Network):
@@ -112,33 +119,104 @@ def getattr_of(module: nn.Module, name: str) -> Tensor:
     return value
 
 
-def own_network(name: str, classes: int) -> Network:
+def own_network(name: str, classes: int, shape: tuple[int, ...]) -> Network:
     """One's own model by name.
 
     Args:
         name: "package.module:function", which is called with `classes` or `num_classes`, if it takes one of them, and
             else with nothing; or a file that `torch.export.save` wrote, ending in .pt2.
         classes: how many there are.
+        shape: of a prepared sample; the model is tried on some.
     """
-    if name.endswith(".pt2"):
-        path = Path(name).expanduser()
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file; export the model with torch.export.save")
-        try:
-            return Exported(torch.export.load(path))
-        except (RuntimeError, ValueError, KeyError, AttributeError, StopIteration) as error:
-            reason = str(error).split("\n")[0]
-            raise InputError(f"{path}: cannot be used ({reason}); export the model with torch.export.save") from error
+    if name not in _trusted():
+        raise InputError(
+            f"{name}: is code, and a file asks to run it; if you trust it, name it yourself (spcp adopt, spcp train), "
+            "or give the network"
+        )
+    model = _program(Path(name)) if name.endswith(".pt2") else _built(name, classes)
+    few, more = torch.randn(2, *shape), torch.randn(5, *shape)
+    try:
+        with evaluating(model):
+            before = [logits_of(model(x)) for x in (few, more)]
+        network = adapt(model)
+        with evaluating(network):
+            after = [network(x) for x in (few, more)]
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise InputError(
+            f"{name}: cannot be run on samples {shape} ({reason}); it must take batches of them"
+        ) from error
+    if not all(
+        own.shape == other.shape and torch.allclose(own, other, rtol=1e-3, atol=1e-4)
+        for own, other in zip(before, after, strict=True)
+    ):
+        raise InputError(f"{name}: does more after its last layer; name a model whose output is that of an nn.Linear")
+    return network
+
+
+def _built(name: str, classes: int) -> nn.Module:
+    """What a function builds."""
     module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that nothing there is mistaken for a library
     try:
         build: Any = importlib.import_module(module)
         for part in function.split("."):
             build = getattr(build, part)
-    except (ImportError, AttributeError, ValueError) as error:
+        taken = inspect.signature(build).parameters
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise InputError(f"{name}: cannot be imported ({error}); name it as package.module:function") from error
-    taken = inspect.signature(build).parameters
     key = next((key for key in ("classes", "num_classes") if key in taken), None)
-    model = build(**({key: classes} if key else {}))
+    try:
+        model = build(**({key: classes} if key else {}))
+    except TypeError as error:
+        raise InputError(f"{name}: {error}; write a function that needs `classes` or nothing") from error
     if not isinstance(model, nn.Module):
         raise InputError(f"{name}: returns a {type(model).__name__}, not a model; name a function that builds one")
-    return adapt(model)
+    return model
+
+
+def _program(path: Path) -> Network:
+    """An exported program; torch would unpickle what is in it, so that has to be plain tensors."""
+    if not path.is_file():
+        raise InputError(f"{path}: there is no such file; export the model with torch.export.save")
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for entry in archive.namelist():
+                inner = entry.partition("/")[2]
+                odd = inner.startswith(("data/aotinductor/", "data/constants/custom", "data/constants/opaque"))
+                legacy = inner.startswith(("data/weights/", "data/constants/")) and inner.endswith(".pt")
+                pickled = inner.endswith("_config.json") and b'"use_pickle": true' in archive.read(entry)
+                if odd or legacy or pickled:
+                    raise ValueError(f"it holds more than plain tensors: {entry}")
+                if inner.startswith("data/sample_inputs/"):
+                    torch.load(io.BytesIO(archive.read(entry)), weights_only=True)
+        return Exported(torch.export.load(path))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+    except Exception as error:  # whatever a damaged archive leads to
+        reason = str(error).strip().split("\n")[0]
+        raise InputError(f"{path}: cannot be used ({reason}); export the model with torch.export.save") from error
+
+
+# Names of models that this user has given: files (runs, detectors) may ask for these and for no others.
+_GIVEN: set[str] = set()
+
+
+def trust(name: str) -> None:
+    """Let files ask for a model of one's own that the user has named."""
+    if name in _trusted():
+        return
+    _GIVEN.add(name)
+    folder = cache_folder()
+    if folder is not None:
+        with written(folder / "models.json") as file:
+            file.write(json.dumps(sorted(_trusted())).encode())
+
+
+def _trusted() -> set[str]:
+    folder = cache_folder()
+    try:
+        return _GIVEN | set(json.loads((folder / "models.json").read_text()) if folder is not None else ())
+    except (OSError, ValueError, TypeError):
+        return set(_GIVEN)

@@ -47,14 +47,15 @@ def write(study: Study, folder: str | Path) -> Path:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder}: is a file; name a folder for the report")
     drawn = draw(study)
+    told = page.context(study, drawn)
+    texts = {
+        "results.csv": all_rows(study).csv(),
+        "operating.csv": _csv(operating_points(study)),
+        "report.md": page.markdown(told),
+        "report.html": page.html(study, told),
+    }
     for name, (figure, _) in drawn.items():
         figures.save(figure, folder / "figures", name)
-    all_rows(study).save(folder / "results.csv")
-    texts = {
-        "operating.csv": _csv(operating_points(study)),
-        "report.md": page.markdown(study, drawn),
-        "report.html": page.html(study, drawn),
-    }
     for name, text in texts.items():
         with written(folder / name) as file:
             file.write(text.encode())
@@ -88,14 +89,17 @@ def draw(study: Study) -> dict[str, tuple[Any, str]]:
 
 def patterns(runs: Sequence[str | Path], folder: str | Path) -> tuple[list[dict[str, Any]], list[Path]]:
     """How few weights carry the predictions of some runs, and the figure of it."""
+    folder = Path(folder).expanduser()
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder for the figures")
     study = gather(runs, detectors=["energy"])
     rows = page.sparsity_rows(study)
     if not rows:
         raise InputError("the logits of these runs come of no linear layer, so there are no contributions to look at")
     figure = figures.sorted_matrices([arm for arm in study.arms if has_head(arm.runs[0])])
-    files = figures.save(figure, Path(folder).expanduser(), "patterns")
+    files = figures.save(figure, folder, "patterns")
     units = figures.unit_contributions(study)
-    return rows, files + (figures.save(units[0], Path(folder).expanduser(), "units") if units is not None else [])
+    return rows, files + (figures.save(units[0], folder, "units") if units is not None else [])
 
 
 def _csv(rows: Sequence[Mapping[str, Any]]) -> str:

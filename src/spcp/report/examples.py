@@ -12,7 +12,7 @@ import torch
 from ..calibration import p_values
 from ..contributions.patterns import _threshold
 from ..data import FileSet, ImageTransform
-from ..data.images import as_image
+from ..data.images import as_image, with_channels
 from .study import Run, Study, has_head, threshold
 
 SIDE = 84  # pixels of a picture on the page
@@ -39,6 +39,8 @@ def examples(study: Study) -> dict[str, list[Example]]:
     reference = study.reference
     other = reference.runs[0] if reference is not None and reference is not study.subject else None
     limit = threshold(run, study.main)
+    if limit is None:
+        return {}
     kinds: dict[str, list[Example]] = {}
     odd = {role: scores for (name, role), scores in run.table.scores.items() if name == study.main and role != "test"}
     odd = {role: scores for role, scores in odd.items() if role.startswith(("near/", "far/"))}
@@ -65,6 +67,8 @@ def surprise(study: Study) -> tuple[Example, Example] | None:
         return None
     first, second = reference.runs[0], study.subject.runs[0]
     limit = threshold(second, study.main)
+    if limit is None or threshold(first, study.main) is None:
+        return None
     best: tuple[float, bool, float, str, int] | None = None
     for (name, role), scores in first.table.scores.items():
         if name == study.main and role.startswith(("near/", "far/")):
@@ -129,7 +133,7 @@ def picture(study: Study, role: str, i: int) -> str:
     if isinstance(sample, torch.Tensor) and sample.dtype != torch.uint8:
         return ""
     image = as_image(sample, f"{role}[{i}]")
-    image = image.convert("RGB" if image.mode not in ("L", "RGB") else image.mode)
+    image = with_channels(image, study.benchmark.transform.channels)
     if max(image.size) < SIDE:
         times = SIDE // max(image.size)
         image = image.resize((image.width * times, image.height * times), 0)  # as large pixels

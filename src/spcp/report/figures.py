@@ -31,11 +31,13 @@ def _figure(rows: int, columns: int, width: float, height: float, **options: Any
     matplotlib = need("matplotlib", "matplotlib", "report")
     figure_module = need("matplotlib.figure", "matplotlib", "report")
     style = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "font.family": "sans-serif"}
-    style |= {"svg.fonttype": "none", "axes.titlesize": 10, "figure.constrained_layout.use": True}
+    style |= {"axes.titlesize": 10, "figure.constrained_layout.use": True}
     style |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK)
     with matplotlib.rc_context(style):
         figure = figure_module.Figure(figsize=(width, height))
         yield figure, figure.subplots(rows, columns, squeeze=False, **options)
+        for text in figure.findobj(need("matplotlib.text", "matplotlib", "report").Text):
+            text.set_parse_math(False)  # a dollar in a name is a dollar
         figure.draw_without_rendering()  # lays it out,
         figure.set_layout_engine("none")  # once
 
@@ -71,33 +73,35 @@ def unit_contributions(study: Study) -> tuple[Any, str] | None:
     odd = first.evaluation.features(f"{group}/{name}")
     k = int(odd.k.mode().values)
     label = study.benchmark.classes[k]
-    order: Tensor | None = None
     with _figure(1, len(arms), 3.6 * len(arms), 2.6, sharey=True) as (figure, axes):
         for axis, arm in zip(axes[0], arms, strict=True):
             own = arm.runs[0]
             known = _class_contributions(own, "test", k, True)
             taken = _class_contributions(own, f"{group}/{name}", k, False)
+            if known is None:
+                continue
             order = known.argsort(descending=True)
             x = np.arange(len(known))
             axis.fill_between(x, 0, known[order], color=KNOWN, alpha=0.55, lw=0, label=f"known: {label}")
-            if taken is not None and len(taken):
+            if taken is not None:
                 axis.plot(x, taken[order], color=NEAR, lw=0.9, label=f"odd: {name}, taken for {label}")
             axis.set_title(arm.name)
             axis.set_xlabel("units, in the order of the known inputs")
         axes[0][0].set_ylabel("contribution")
         axes[0][0].legend(frameon=False, fontsize=8)
-    return figure, f"Contributions to the class {label}, which {arms[0].name} training takes most {name} for."
+    return figure, f"Contributions to the class {label}, which {arms[0].name} takes {name} for most often."
 
 
-def _class_contributions(run: Run, role: str, k: int, labelled: bool) -> Tensor:
-    """Mean of `min(W[k,d] h[d], threshold)` over samples of class k (or taken for it; if none are, over all), (D,)."""
+def _class_contributions(run: Run, role: str, k: int, labelled: bool) -> Tensor | None:
+    """Mean of `min(W[k,d] h[d], threshold)` over samples of class k, or taken for it, (D,); None if there are none."""
     from ..detectors import threshold_of
 
     own = run.evaluation
     features = own.features(role)
     chosen = (features.y == k) if labelled else (features.k == k)
-    h = features.h[chosen] if chosen.any() else features.h
-    c = h.float() * own.head.weight[k].detach().cpu()
+    if not chosen.any():
+        return None
+    c = features.h[chosen].float() * own.head.weight[k].detach().cpu()
     bound = threshold_of(own.head)
     return (c if bound is None else c.clamp(max=bound.item())).mean(0)
 
@@ -119,7 +123,8 @@ def training_curves(study: Study) -> Any | None:
                     values = [line[key] * (100 if key == "cut" else 1) for line in run.log]
                     label_once = arm.name if j == 0 else None
                     axis.plot(range(1, len(values) + 1), values, STYLES[i % 4], color=colour, lw=1, label=label_once)
-            axis.set_yscale("log" if key != "cut" else "linear")
+            smallest = min(line[key] for arm in arms for run in arm.runs for line in run.log)
+            axis.set_yscale("log" if key != "cut" and smallest > 0 else "linear")
             axis.set_xlabel("epoch")
             axis.set_title(label)
         axes[0][0].legend(frameon=False, fontsize=8)
@@ -135,10 +140,13 @@ def distributions(study: Study, detector: str) -> Any:
             together = np.concatenate(list(parts.values()))
             low, high = np.quantile(together, [0.002, 0.998])
             edges = np.linspace(low, high, 60)
-            for (name, scores), colour in zip(parts.items(), (KNOWN, NEAR, FAR), strict=False):
+            for name, scores in parts.items():
+                colour = {"known": KNOWN, "near": NEAR, "far": FAR}[name]
                 weights = np.full(len(scores), 100 / len(scores))
                 axis.hist(np.clip(scores, low, high), edges, weights=weights, color=colour, alpha=0.45, label=name)
-            axis.axvline(threshold(run, detector), color=INK, lw=1, ls="--", label="5 % of known below")
+            limit = threshold(run, detector)
+            if limit is not None:
+                axis.axvline(limit, color=INK, lw=1, ls="--", label="5 % of known below")
             axis.set_title(arm.name)
             axis.set_xlabel(f"{detector} score")
         axes[0][0].set_ylabel("% of the set")

@@ -59,7 +59,7 @@
     const label = element("label", {}, panel, "Threshold ");
     const value = element("output", { class: "threshold" }, label);
     const slider = element("input", { type: "range", min: 0, max: 1000, step: 1, "aria-label": `Threshold for ${arm.name}` }, panel);
-    const frame = element("div", { class: "scroll" }, panel);
+    const frame = element("div", { class: "scroll", tabindex: 0, role: "region", "aria-label": `What is flagged by ${arm.name}` }, panel);
     const table = element("table", {}, frame);
     const head = element("tr", {}, element("thead", {}, table));
     for (const [text, kind] of [["set", ""], ["flagged, %", "n"], ["passed, %", "n"]]) element("th", { scope: "col", class: kind }, head, text);

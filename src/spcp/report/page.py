@@ -13,11 +13,11 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..errors import InputError, need
+from ..errors import need
 from ..evaluation import CONVENTION, NAMES
 from . import figures
 from .examples import SIDE, examples, surprise
-from .study import Study, has_head, pattern, threshold
+from .study import ALPHA, Study, has_head, pattern, threshold
 from .words import verdict
 
 SHOWN = ("energy", "msp", "maxlogit", "react", "ash", "knn", "vim", "mds")  # can be chosen on the page
@@ -41,22 +41,23 @@ def context(study: Study, drawn: dict[str, tuple[Any, str]]) -> dict[str, Any]:
     }
 
 
-def html(study: Study, drawn: dict[str, tuple[Any, str]]) -> str:
+def html(study: Study, told: dict[str, Any]) -> str:
     """The page."""
     more = {
         "examples": examples(study),
         "surprise": surprise(study),
         "side": SIDE,
-        "data": json.dumps(data(study), separators=(",", ":")).replace("</", "<\\/"),
+        "calibrated": calibrated(study, study.main),
+        "data": json.dumps(data(study), separators=(",", ":")).replace("<", "\\u003c"),
         "style": _asset("page.css"),
         "script": _asset("page.js"),
     }
-    return str(_template("page.html.jinja").render(**context(study, drawn), **more))
+    return str(_template("page.html.jinja").render(**told, **more))
 
 
-def markdown(study: Study, drawn: dict[str, tuple[Any, str]]) -> str:
+def markdown(told: dict[str, Any]) -> str:
     """The same for reading in an editor or on a forge."""
-    return str(_template("page.md.jinja").render(**context(study, drawn)))
+    return str(_template("page.md.jinja").render(**told))
 
 
 def _asset(name: str) -> str:
@@ -66,10 +67,21 @@ def _asset(name: str) -> str:
 def _template(name: str) -> Any:
     jinja = need("jinja2", "jinja2", "report")
     loader = jinja.FunctionLoader(_asset)
+    page = "html" in name
     environment = jinja.Environment(
-        loader=loader, autoescape="html" in name, trim_blocks=True, lstrip_blocks=True, undefined=jinja.StrictUndefined
+        loader=loader,
+        autoescape=page,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=jinja.StrictUndefined,
+        finalize=None if page else _plain_markdown,
     )
     return environment.get_template(name)
+
+
+def _plain_markdown(value: Any) -> Any:
+    """Names must not become tables or HTML."""
+    return value.replace("|", "\\|").replace("<", "&lt;") if isinstance(value, str) else value
 
 
 def table(study: Study, measure: str) -> list[dict[str, Any]]:
@@ -110,13 +122,14 @@ def sparsity_rows(study: Study) -> list[dict[str, Any]]:
 def about(study: Study) -> dict[str, str]:
     """Where the numbers come from."""
     config = study.subject.runs[0].config
+    trained = f", {config.epochs} epochs" if config.epochs else ", trained elsewhere"
     sets = study.benchmark.sets()
     sizes = ", ".join(f"{role.split('/')[-1]} {len(own)}" for role, own in sets.items() if role != "train")
     known = "" if study.benchmark.train is None else f"{len(study.benchmark.train)} for training; "
     network = config.network if config.width is None else f"{config.network} of width {config.width}"
     return {
         "data": f"{study.benchmark.name}: {len(study.benchmark.classes)} classes, {known}{sizes}",
-        "network": f"{network}, {config.epochs} epochs",
+        "network": f"{network}{trained}",
         "seeds": "; ".join(f"{arm.name}: {', '.join(map(str, arm.seeds))}" for arm in study.arms),
         "made": f"{datetime.date.today().isoformat()} by spcp {__version__}, torch {torch.__version__}, "
         f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
@@ -126,20 +139,23 @@ def about(study: Study) -> dict[str, str]:
 def data(study: Study) -> dict[str, Any]:
     """What the page's script draws: scores of the first run of each arm, in 32-bit floats."""
     shown = [name for name in SHOWN if name in study.detectors] or list(study.detectors)
-    shown = [study.main, *(name for name in shown if name != study.main)][:8]
+    shown = [study.main, *(name for name in shown if name != study.main and calibrated(study, name))][:8]
     roles = ["test", *(f"{group}/{name}" for group, name in study.sets if name != "mean")]
     arms = []
     for arm in study.arms:
         run = arm.runs[0]
         limits = {}
         for name in shown:
-            try:
-                limits[name] = threshold(run, name)
-            except InputError:
-                limits[name] = float(run.table.scores[name, "test"].median())
+            known = run.table.scores[name, "test"]
+            limits[name] = threshold(run, name) if calibrated(study, name) else float(known.quantile(ALPHA))
         scores = {name: [_packed(run.table.scores[name, role]) for role in roles] for name in shown}
         arms.append({"name": arm.name, "seed": run.seed, "thresholds": limits, "scores": scores})
     return {"detectors": shown, "roles": roles, "arms": arms}
+
+
+def calibrated(study: Study, detector: str) -> bool:
+    """Whether there is a threshold from validation data."""
+    return all(threshold(arm.runs[0], detector) is not None for arm in study.arms)
 
 
 def _packed(scores: torch.Tensor) -> str:

@@ -9,17 +9,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from ..calibration import rank_for
+from ..calibration import needed, rank_for
 from ..contributions import Pattern
 from ..contributions.patterns import pattern_of
 from ..data import Benchmark, noise, prepare
+from ..detectors import SCORES
 from ..errors import InputError, need
-from ..evaluation import MEASURES, Evaluation, Table, over_seeds
+from ..evaluation import Evaluation, Table, over_seeds
 from ..metrics import Comparison, compare_means, mean_and_deviation
+from ..objectives import METHODS, Objective
 from ..progress import track
-from ..training import Config, benchmark_of, read_config, read_metrics
+from ..training import Config, benchmark_of, read_config, read_inputs, read_metrics
 
 ALPHA = 0.05
 
@@ -40,9 +43,10 @@ class Run:
         return self.config.seed
 
     def calibration(self, detector: str) -> Tensor:
-        """Sorted scores of the validation set, or of the test set where there is none."""
-        scores = self.table.scores
-        return scores.get((detector, "val"), scores[detector, "test"]).sort().values
+        """Sorted scores of the validation set; without those that a detector has learned from."""
+        scores = self.table.scores.get((detector, "val"), torch.empty(0))
+        learned = detector in SCORES and SCORES[detector][0].fitted_on == "val"
+        return (torch.empty(0) if learned else scores).sort().values
 
 
 @dataclass(frozen=True, eq=False)
@@ -195,15 +199,25 @@ def gather(
     configs = [read_config(folder) for folder in paths]
     data = benchmark or _shared(paths, configs)
     notes = list(data.notes)
+    if data.val is None or len(data.val) < needed(ALPHA):
+        notes.append(
+            f"There are fewer than {needed(ALPHA)} validation samples, so there is no threshold that keeps a promise "
+            "of 5 %: what is flagged is not shown."
+        )
     if not data.near and not data.far:
         data, note = _with_noise(data)
         notes.append(note)
+    for role, samples in data.sets().items():
+        if role.startswith(("near/", "far/", "test")) and len(samples) < 2:
+            raise InputError(f"{role}: has a single sample, from which nothing can be told; leave it out, or add to it")
     groups: dict[str, list[Run]] = {}
     for folder, config in track(list(zip(paths, configs, strict=True)), "evaluating", len(paths)):
         own = Evaluation(folder, data, folder=banks)
         names = list(detectors or own.usual())
         table = own.table(names, also=() if data.val is None else ("val",))
-        key = repr(dataclasses.replace(config, seed=0, save_every=0.0, root=None))
+        _finished(folder, config)
+        started = None if METHODS.get(config.method, (Objective, {}))[0].pretrained else config.start
+        key = repr(dataclasses.replace(config, seed=0, save_every=0.0, root=None, benchmark="", start=started))
         groups.setdefault(key, []).append(Run(folder, config, own, table, read_metrics(folder)))
     names = _names([runs[0].config for runs in groups.values()])
     arms = tuple(
@@ -223,12 +237,26 @@ def gather(
 
 
 def _shared(paths: Sequence[Path], configs: Sequence[Config]) -> Benchmark:
-    """The data that all runs are on."""
-    data = benchmark_of(paths[0])
+    """The data that all runs are on: described alike, and prepared alike."""
+    first = _described(paths[0], configs[0])
     for path, config in zip(paths, configs, strict=True):
-        if config.benchmark != configs[0].benchmark and (other := benchmark_of(path).name) != data.name:
-            raise InputError(f"{path}: is on {other}, but {paths[0]} on {data.name}; make a report for each")
-    return data
+        if _described(path, config) != first or read_inputs(path) != read_inputs(paths[0]):
+            raise InputError(
+                f"{path}: is on other data than {paths[0]}, or sees it differently; make a report for each"
+            )
+    return benchmark_of(paths[0])
+
+
+def _described(path: Path, config: Config) -> tuple[str | None, ...]:
+    own = Path(path / "benchmark.toml" if (path / "benchmark.toml").exists() else config.benchmark)
+    return (own.read_text(),) if own.suffix == ".toml" and own.exists() else (config.benchmark, config.root)
+
+
+def _finished(folder: Path, config: Config) -> None:
+    """A run that was stopped half-way says nothing of its settings."""
+    done = len(read_metrics(folder))
+    if done < config.epochs:
+        raise InputError(f"{folder}: has {done} of its {config.epochs} epochs; the same spcp train goes on with it")
 
 
 def _detectors(arm: Arm) -> list[str]:
@@ -252,17 +280,17 @@ def _names(configs: Sequence[Config]) -> list[str]:
         for key, value in config.options.items():
             if key == "rho_norm" or any(own.options.get(key) != value for own in others):
                 words.append(f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}")
-        for key in ("network", "width", "epochs", "batch_size", "lr", "start", "benchmark"):
+        for key in ("network", "width", "epochs", "batch_size", "lr", "start"):
             if any(getattr(own, key) != getattr(config, key) for own in configs):
                 words.append(f"{key} {getattr(config, key)}")
         names.append(words[0] + (f" ({', '.join(words[1:])})" if len(words) > 1 else ""))
     return names if len(set(names)) == len(names) else [f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def threshold(run: Run, detector: str, alpha: float = ALPHA) -> float:
-    """What is below is flagged: calibrated on validation data, or on the test set where there is none."""
+def threshold(run: Run, detector: str, alpha: float = ALPHA) -> float | None:
+    """What is below is flagged: calibrated on validation data; None if there is too little of it."""
     scores = run.calibration(detector)
-    return float(scores[rank_for(len(scores), alpha) - 1])
+    return float(scores[rank_for(len(scores), alpha) - 1]) if len(scores) >= needed(alpha) else None
 
 
 def has_head(run: Run) -> bool:
@@ -284,9 +312,8 @@ def operating_points(study: Study, alphas: Sequence[float] = (0.01, 0.05, 0.1)) 
         for run in arm.runs:
             for detector in study.detectors:
                 for alpha in alphas:
-                    try:
-                        limit = threshold(run, detector, alpha)
-                    except InputError:  # too few validation samples for such an alpha
+                    limit = threshold(run, detector, alpha)
+                    if limit is None:
                         continue
                     for (name, role), scores in run.table.scores.items():
                         if name == detector and role != "val":
@@ -302,6 +329,3 @@ def all_rows(study: Study) -> Table:
         {"arm": arm.name, "seed": run.seed, **row} for arm in study.arms for run in arm.runs for row in run.table.rows
     ]
     return Table(tuple(row for row in rows if row["detector"] in study.detectors), {})
-
-
-__all__ = ["MEASURES", "Arm", "Difference", "Run", "Study", "gather"]

@@ -26,6 +26,8 @@ def verdict(study: Study) -> list[str]:
         said.append(f"Accuracy on known inputs: {subject.accuracy[0]:.1f} %.")
         if reference is None:
             said.append("There is no run without a bound to compare with; add one (spcp train --method plain).")
+        elif reference is not subject:
+            said.append(f"{subject.name} and {reference.name} have no seeds in common, so they are not compared.")
     said += _inverted(study)
     said += _best(study)
     return said

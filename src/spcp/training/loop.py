@@ -22,13 +22,13 @@ from ..contributions import SPCPLinear
 from ..data import Benchmark, ItemSet, Loader, load_benchmark, take
 from ..data.sets import labels
 from ..errors import InputError, need
-from ..networks import Network, adapt
+from ..networks import Network, adapt, trust
 from ..networks.adapted import logits_of
 from ..networks.base import evaluating
 from ..objectives import Objective
 from .display import Display
 from .run import Run, load_weights
-from .settings import Config, build_network, build_objective, check, lr_at, precision_of
+from .settings import Config, build_network, build_objective, check, is_own, lr_at, precision_of
 
 _log = logging.getLogger("spcp")
 
@@ -97,6 +97,8 @@ def train(
         raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)
     inputs = benchmark.inputs()
+    if is_own(config.network):
+        trust(config.network)
     net = build_network(config, inputs) if network is None else adapt(copy.deepcopy(network))
     if config.start:
         load_weights(net, Path(config.start).expanduser())

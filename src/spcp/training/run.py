@@ -22,10 +22,10 @@ from ..atomic import sweep, written
 from ..contributions import apply_spcp
 from ..data import Benchmark, Inputs, load_benchmark
 from ..errors import InputError, TrainingError, need
-from ..networks import Network, adapt
+from ..networks import Network, adapt, trust
 from ..networks.adapted import Adapted
 from ..objectives import Objective
-from .settings import Config, build_network, build_objective
+from .settings import Config, build_network, build_objective, is_own
 
 GIVEN = {"own_network", "own_objective"}  # what a config file holds besides the settings
 
@@ -319,6 +319,7 @@ def adopt(
     folder: str | Path,
     benchmark: Benchmark,
     *,
+    source: str | None = None,
     weights: str | Path | None = None,
     root: str | Path | None = None,
 ) -> Path:
@@ -328,6 +329,7 @@ def adopt(
         name: of the network: "package.module:function", "model.pt2", or one of this library's.
         folder: for the run; a new one.
         benchmark: the data it was trained for.
+        source: what `load_benchmark` finds it by; by default its name.
         weights: a safetensors file of its state dict.
         root: where the benchmark's data is.
     """
@@ -336,8 +338,10 @@ def adopt(
         raise InputError(f"{folder}: holds a run; choose another folder")
     given = {"start": weights, "root": root}
     words = {key: None if value is None else str(value) for key, value in given.items()}
-    config = Config(benchmark=benchmark.name, network=name, epochs=0, **words)  # type: ignore[arg-type]
+    config = Config(benchmark=source or benchmark.name, network=name, epochs=0, **words)  # type: ignore[arg-type]
     inputs = benchmark.inputs()
+    if is_own(name):
+        trust(name)
     net = build_network(config, inputs)
     if net.classifier.out_features != len(inputs.classes):
         raise InputError(

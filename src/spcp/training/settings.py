@@ -136,13 +136,18 @@ def build_objective(config: Config) -> Objective:
         raise InputError(f"{config.method}: {error}") from error
 
 
+def is_own(network: str) -> bool:
+    """Whether a network is named as a model of one's own."""
+    return ":" in network or network.endswith(".pt2")
+
+
 def build_network(config: Config, inputs: Inputs) -> Network:
     """The network of a run, for the classes and channels of its data (`Benchmark.inputs`)."""
     classes = len(inputs.classes)
-    if ":" in config.network or config.network.endswith(".pt2"):
+    if is_own(config.network):
         if config.width is not None:
             raise InputError(f"{config.network}: is of your own, and has no width to set; leave it out")
-        return networks.own_network(config.network, classes)
+        return networks.own_network(config.network, classes, inputs.shape)
     if config.network not in networks.NETWORKS:
         known = ", ".join(networks.NETWORKS)
         raise InputError(f"no network {config.network!r}; there are {known}, or package.module:function of your own")
