@@ -195,7 +195,8 @@ def test_two_of_a_kind_and_what_cannot_be(net: Net, tmp_path: Path) -> None:
         evaluate(net, data.Benchmark("b", None, tuple("abc"), own.train, own.val, own.test), folder=tmp_path)
     bare = data.Benchmark("b", None, tuple("abc"), own.train, None, own.test, far=own.far)
     with pytest.raises(InputError, match="ReAct: is fitted on validation data, and b has none; leave it out"):
-        evaluate(net, bare, folder=tmp_path)
+        evaluate(net, bare, ["react"], folder=tmp_path)
+    assert not {"react", "vra", "klm"} & {row["detector"] for row in evaluate(net, bare, folder=tmp_path).rows}
     assert Evaluation(net, data.Benchmark("cifar100", None, (), None, None, own.test)).options("itp") == {
         "p": 20,
         "l": 1.6,
