@@ -27,6 +27,7 @@ bench: .venv/ready
 	$(BIN)/python benchmarks/overhead.py --check
 	$(BIN)/python benchmarks/loading.py --check
 	$(BIN)/python benchmarks/streaming.py --check
+	$(BIN)/python benchmarks/startup.py --check
 
 # What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in
 # another build of torch, so they come without dependencies (the extra brings those they need).
