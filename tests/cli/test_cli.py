@@ -283,6 +283,8 @@ def test_a_model_of_ones_own(run: Spcp, photos: Path, own_model: str, tmp_path: 
         (["train", "--option", "tau"], "must be KEY=VALUE"),
         (["train", "-m", "plain", "--rho-norm", "1"], "choose spcp"),
         (["train", "--epochs", "0"], "epochs = 0"),
+        (["train", "--alpha", "5"], "--alpha 5: must lie between 0 and 1"),
+        (["train", "--precision", "foo"], "Precision 'foo' is invalid"),
         (["train", "--ood", "cars=cars"], "name it with --id"),
         (["train", "--model", "no.such:thing"], "cannot be imported"),
         (["train", "--weights", "model.pth"], "is a pickle"),
@@ -350,8 +352,12 @@ def test_a_terminal_gets_a_table(run: Spcp, monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_the_share_that_is_cut_follows_the_number_of_classes(run: Spcp, photos: Path, tmp_path: Path) -> None:
     said = run("train", "--id", photos / "known", *SMALL, "--out", tmp_path / "r")
-    assert "rho_norm 0.2; spcp tune" in said.err
+    assert "rho_norm: 0.2 by default" in said.err
     assert training.read_config(tmp_path / "r").options["rho_norm"] == 0.2
+    (tmp_path / "own.toml").write_text(f"[id]\npath = '{photos / 'known'}'\n[transform]\nsize = 16\n")
+    small = [own for own in SMALL if own not in ("--size", 16)]
+    assert run("train", "-b", tmp_path / "own.toml", *small, "--out", tmp_path / "t").code == 0
+    assert training.read_config(tmp_path / "t").options["rho_norm"] == 0.2
 
 
 def test_what_was_learned_from_is_not_calibrated_on(run: Spcp, trained: Path, tmp_path: Path) -> None:
@@ -374,7 +380,9 @@ def test_seeds_on_own_data_are_taken_together(run: Spcp, photos: Path, tmp_path:
     for folder in runs:
         method, seed = folder.name.split("-")
         assert run("train", *data, "-m", method, "--seed", seed, "--out", folder).code == 0
-    said = run("report", *runs, "--out", tmp_path / "report", "-d", "energy,msp")
+    (tmp_path / "no-run").mkdir()
+    said = run("report", *runs, tmp_path / "no-run", "--out", tmp_path / "report", "-d", "energy,msp")
+    assert "left out" in said.err
     assert said.out == f"{tmp_path / 'report' / 'report.html'}\n"
     rows = list(csv.DictReader((tmp_path / "report" / "results.csv").read_text().splitlines()))
     assert {(row["arm"], row["seed"]) for row in rows} == {
@@ -482,3 +490,14 @@ def test_programs_that_cannot_be_adopted(run: Spcp, photos: Path, tmp_path: Path
         assert said.code == 2
         assert f"{name}.pt2: " in said.err
     assert not (tmp_path / "out").exists()
+
+
+def test_embeddings_get_a_network_that_takes_them(run: Spcp, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 3
+    np.savez(tmp_path / "known.npz", embeddings=(rng.normal(size=(400, 16)) + y[:, None]).astype(np.float32), labels=y)
+    said = run("train", "--id", tmp_path / "known.npz", "--epochs", 1, "--out", tmp_path / "r")
+    assert said.code == 0, said.err
+    assert training.read_config(tmp_path / "r").network == "mlp"
+    np.save(tmp_path / "new.npy", rng.normal(size=(5, 16)).astype(np.float32))
+    assert len(run("detect", tmp_path / "new.npy", "--run", tmp_path / "r").rows()) == 5

@@ -109,9 +109,16 @@ def test_the_verdict_says_what_the_tables_say(found: report.Study) -> None:
         if own.name == "mean":
             assert f"{own.reference[0]:.1f} → {own.arm[0]:.1f}, {own.points:+.1f} points" in text
     worse = [own.name for own in found.differences(found.subject) if own.name != "mean" and own.points < 0]
-    assert ("turns around" in text) == bool(worse)
+    assert (f"{found.subject.name} is below" in text) == bool(worse)
     assert all(f"{name} (" in text for name in worse)
     assert f"{found.reference.accuracy[0]:.1f} % with plain" in text  # type: ignore[union-attr]
+
+
+def test_axes_show_numbers(written: Path) -> None:
+    """Not TeX: there is no glyph of a backslash."""
+    drawn = (written / "figures" / "training.svg").read_text()
+    assert "DejaVuSans-31" in drawn
+    assert "DejaVuSans-5c" not in drawn
 
 
 def test_all_files_are_there(written: Path) -> None:

@@ -158,6 +158,15 @@ def latest_run(run: Path | None, file: str = "config.json") -> Path:
     return chosen
 
 
+def only_runs(paths: Sequence[Path]) -> list[Path]:
+    """The runs among what a pattern such as runs/* matches."""
+    found = [path for path in paths if (path / "config.json").exists()]
+    for path in paths:
+        if path not in found and path.is_dir() and found:
+            note(f"left out: {path}, which is no run")
+    return found if found and all(path.is_dir() for path in paths) else list(paths)
+
+
 def pairs(values: Sequence[str], option: str) -> dict[str, str]:
     """NAME=PATH, or a path whose last part is the name.
 

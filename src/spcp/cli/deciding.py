@@ -9,7 +9,7 @@ import typer
 from typer import Argument, Option
 
 from ..errors import InputError
-from .app import LATEST, Json, command, latest_run, note, show
+from .app import LATEST, Json, command, latest_run, note, only_runs, show
 
 Runs = Annotated[list[Path], Argument(help="Folders of runs.", show_default=False)]
 Head = Annotated[str, Option(help="truncating, as it was trained, or plain.")]
@@ -44,6 +44,7 @@ def eval_command(
             raise InputError(f"{out}: holds one run; name a .csv or .json, or see spcp report")
     names = None if detectors is None else [own.strip() for own in detectors.split(",") if own.strip()]
     rows: list[dict[str, Any]] = []
+    runs = only_runs(runs)
     for run in runs:
         table = evaluate(run, benchmark, names, search=search, full_spectrum=full_spectrum, which=which, head=head)
         rows += [{"run": str(run), **row} for row in table.rows]

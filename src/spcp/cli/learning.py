@@ -83,12 +83,14 @@ def train_command(
         raise InputError("--rho-norm is for methods that bound contributions; plain training does not, choose spcp")
     folder = out or Path("runs") / f"{name_of(benchmark, known)}-{method}-{seed}"
     start = None if weights is None else str(weights.expanduser().resolve())
+    check_alpha(alpha)
     with described(folder, own) as data:
         from ..training import train
 
-        options = few_classes(data, method) | options
+        defaults = few_classes(data, benchmark, method)
+        network = network or (None if model else network_for(data))
         config = config_from(
-            *(benchmark, folder if own else None, method, options, model, network, root),
+            *(benchmark, folder if own else None, method, defaults | options, model, network, root),
             width=width,
             start=start,
             seed=seed,
@@ -97,20 +99,41 @@ def train_command(
             lr=lr,
             precision=precision,
         )
-        if "rho_norm" in config.options:
-            note(f"rho_norm {config.options['rho_norm']:g}; spcp tune chooses it on validation data")
+        note(f"network: {config.network}")
+        if "rho_norm" in config.options and "rho_norm" not in options:
+            note(f"rho_norm: {config.options['rho_norm']:g} by default; spcp tune would choose it on validation data")
         train(config, folder, benchmark=data)
     note(f"run: {folder}")
     calibrate_if_possible(folder, alpha)
 
 
-def few_classes(data: Benchmark | None, method: str) -> dict[str, Any]:
+def few_classes(data: Benchmark | None, benchmark: str | None, method: str) -> dict[str, Any]:
     """A rho_norm for one's own data that cuts a tenth of the contributions at most; a half might be below 0."""
+    from ..data import load_benchmark
     from ..objectives import METHODS
 
+    if data is None and benchmark is not None and benchmark.endswith(".toml"):
+        data = load_benchmark(benchmark)
     if data is None or len(data.classes) >= 10 or "rho_norm" not in METHODS.get(method, (None, {}))[1]:
         return {}
     return {"rho_norm": len(data.classes) / 10}
+
+
+def network_for(data: Benchmark | None) -> str | None:
+    """The usual network for one's own sounds or embeddings; None for images, and for benchmarks by name."""
+    from ..data import AudioTransform
+
+    if data is None:
+        return None
+    if isinstance(data.transform, AudioTransform):
+        return "audio_cnn"
+    return "mlp" if data.transform is None and len(data.inputs().shape) == 1 else None
+
+
+def check_alpha(alpha: float) -> None:
+    """Before anything is trained."""
+    if not 0 < alpha < 1:
+        raise InputError(f"--alpha {alpha:g}: must lie between 0 and 1; 0.05 flags at most 5 % of what is known")
 
 
 def name_of(benchmark: str | None, known: Path | None) -> str:
@@ -145,10 +168,11 @@ def calibrate_if_possible(folder: Path, alpha: float) -> None:
     from ..decision import FILE, calibrate_run
 
     try:
-        detector, _ = calibrate_run(folder, alpha=alpha)
+        detector, own = calibrate_run(folder, alpha=alpha)
     except InputError as error:
         print(f"spcp: not calibrated: {error}", file=sys.stderr)
         return
+    note(f"validation accuracy {100 * own.features('val').accuracy():.1f} %")
     note(f"calibrated on {len(detector.sorted_scores)} validation samples: {folder / FILE}")
     note(f"try: spcp detect FILES... --run {folder}")
 
@@ -191,19 +215,20 @@ def tune_command(
     """
     own = own_data(known, ood, near, ood_val, size, label, flip, benchmark)
     folder = out or Path("runs") / f"{name_of(benchmark, known)}-{method}-tune"
-    config = config_from(
-        *(benchmark, folder if own else None, method, settings(option), model, network, root),
-        width=width,
-        epochs=epochs,
-        batch_size=batch_size,
-        lr=lr,
-        precision=precision,
-    )
-    from ..tuning import tune
-
-    chosen = whole_numbers(seeds, "--seeds")
+    chosen, values = whole_numbers(seeds, "--seeds"), numbers(grid, "--grid")
     with described(folder, own) as data:
-        found = tune(config, folder, grid=numbers(grid, "--grid"), seeds=chosen, benchmark=data)
+        from ..tuning import run_folder, tune
+
+        network = network or (None if model else network_for(data))
+        config = config_from(
+            *(benchmark, folder if own else None, method, settings(option), model, network, root),
+            width=width,
+            epochs=epochs,
+            batch_size=batch_size,
+            lr=lr,
+            precision=precision,
+        )
+        found = tune(config, folder, grid=values, seeds=chosen, benchmark=data)
     rows = []
     for value in dict.fromkeys(row["rho_norm"] for row in found.rows):
         (area, deviation), (accuracy, _) = found.over_seeds(value), found.over_seeds(value, "accuracy")
@@ -212,7 +237,8 @@ def tune_command(
     show(rows, as_json, f"AUROC of {found.detector}: validation against {found.odd}, {len(chosen)} seed(s)")
     if found.best == 0:
         note("no bound is best here: plain training tells the odd validation data best")
-    note(f"chosen: rho_norm {found.best:g}; its runs: {folder / f'rho_norm-{found.best:g}'}")
+    best = run_folder(folder, found.best, chosen[0])
+    note(f"chosen: rho_norm {found.best:g}; to decide with its network: spcp calibrate {best}")
 
 
 @command("adopt", panel="Train")
@@ -238,6 +264,7 @@ def adopt_command(
     spcp adopt model.pt2 -b cifar10[/dim]
     """
     own = own_data(known, ood, near, ood_val, size, label, True, benchmark)
+    check_alpha(alpha)
     from .. import training
     from ..data import load_benchmark
 

@@ -65,7 +65,10 @@ def described(folder: Path, text: str | None) -> Iterator[Benchmark | None]:
     path = folder / "benchmark.toml"
     there = path.read_text() if path.exists() else None
     if there != text and (there is not None or (folder / "config.json").exists()):
-        raise InputError(f"{folder}: holds a run on other data; choose another folder (--out)")
+        raise InputError(
+            f"{folder}: holds a run on other data, or on the same given otherwise (--ood, --size, ...); choose another "
+            "folder (--out)"
+        )
     with tempfile.TemporaryDirectory() as temporary:  # first see whether the data can be used
         first = Path(temporary) / "own.toml"
         first.write_text(text)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from typer import Option
 
-from .app import Json, command, note, show
+from .app import Json, command, note, only_runs, show
 from .deciding import Detectors, Runs
 
 
@@ -43,7 +43,7 @@ def report_command(
     from ..report import report
 
     names = None if detectors is None else [own.strip() for own in detectors.split(",") if own.strip()]
-    print(report(runs, out, detectors=names, title=title))
+    print(report(only_runs(runs), out, detectors=names, title=title))
 
 
 @command("patterns", panel="Show")

@@ -35,9 +35,12 @@ def _figure(rows: int, columns: int, width: float, height: float, **options: Any
     style |= dict.fromkeys(("text.color", "axes.labelcolor", "xtick.color", "ytick.color", "axes.edgecolor"), INK)
     with matplotlib.rc_context(style):
         figure = figure_module.Figure(figsize=(width, height))
-        yield figure, figure.subplots(rows, columns, squeeze=False, **options)
-        for text in figure.findobj(need("matplotlib.text", "matplotlib", "report").Text):
-            text.set_parse_math(False)  # a dollar in a name is a dollar
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
+        yield figure, axes
+        for axis in axes.flat:
+            legend = axis.get_legend()
+            for text in (axis.title, axis.xaxis.label, *(legend.get_texts() if legend else ())):
+                text.set_parse_math(False)  # a dollar in a name is a dollar
         figure.draw_without_rendering()  # lays it out,
         figure.set_layout_engine("none")  # once
 

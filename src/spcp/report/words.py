@@ -58,7 +58,7 @@ def _turns(differences: list[Difference], subject: Arm, reference: Arm) -> list[
     said = [f"The largest gain is on {best.name} ({best.points:+.1f})."] if best.points > 0 else []
     if worse:
         listed = ", ".join(f"{own.name} ({own.points:+.1f}, {own.word})" for own in worse)
-        said.append(f"It turns around on {listed}.")
+        said.append(f"{subject.name} is below {reference.name} on {listed}.")
     elif len(sets) > 1:
         said.append(f"On none of the {len(sets)} sets is {subject.name} below {reference.name}.")
     return said

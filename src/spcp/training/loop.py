@@ -78,14 +78,17 @@ def train(
     given = {} if network is None else {"own_network": type(network).__name__}
     if objective is not None:
         given["own_objective"] = f"{type(objective).__name__}({objective.options})"
-    fabric = need("lightning_fabric", "lightning-fabric", "train").Fabric(
-        accelerator="auto",
-        devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-        strategy=_sharded() if strategy == "fsdp" else strategy,
-        precision=precision_of(config),
-        loggers=loggers,
-    )
+    try:
+        fabric = need("lightning_fabric", "lightning-fabric", "train").Fabric(
+            accelerator="auto",
+            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+            strategy=_sharded() if strategy == "fsdp" else strategy,
+            precision=precision_of(config),
+            loggers=loggers,
+        )
+    except ValueError as error:
+        raise InputError(str(error)) from error
     fabric.launch()
     run = Run(Path(folder).expanduser(), config, fabric.is_global_zero, given)
     run.check()
