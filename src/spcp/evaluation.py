@@ -145,7 +145,7 @@ class Evaluation:
         benchmark: Benchmark | str | None = None,
         *,
         objective: Objective | None = None,
-        head: str = "truncating",
+        head: str | nn.Linear = "truncating",
         classifier: str | None = None,
         which: str = "last",
         network: nn.Module | None = None,
@@ -153,9 +153,10 @@ class Evaluation:
         batch_size: int = 256,
     ) -> None:
         if not isinstance(model, nn.Module):
+            config = read_config(model)
             if isinstance(benchmark, str):
-                benchmark = load_benchmark(benchmark, read_config(model).root)
-            benchmark = benchmark or benchmark_of(model)
+                benchmark = load_benchmark(benchmark, config.root)
+            benchmark = (benchmark or benchmark_of(model)).fewer(config.images)  # what it was trained on
             takes, gives = read_inputs(model).shape, benchmark.inputs().shape
             if takes != gives and network is None:
                 raise InputError(
@@ -166,11 +167,11 @@ class Evaluation:
             benchmark = load_benchmark(benchmark)
         if benchmark is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
-        if head not in ("truncating", "plain"):
-            raise InputError(f'head is {head!r}; it must be "truncating" or "plain"')
+        if not isinstance(head, nn.Linear) and head not in ("truncating", "plain"):
+            raise InputError(f'head is {head!r}; it must be "truncating" or "plain", or a layer')
         self.model, self.benchmark, self.objective = model, benchmark, objective
         self.classifier, _ = find_classifier(model, classifier)
-        self.head_kind = head
+        self.given_head = head
         self.folder, self.batch_size = folder, batch_size
         self._banks: dict[str, Features] = {}
         self._key = ""
@@ -178,9 +179,11 @@ class Evaluation:
     @property
     def head(self) -> nn.Linear:
         """The layer that makes logits of features."""
+        if isinstance(self.given_head, nn.Linear):
+            return self.given_head
         model: Any = self.model
         own = model.get_submodule(self.classifier) if self.objective is None else self.objective.scoring_head(model)
-        return plain_head(own) if self.head_kind == "plain" else own
+        return plain_head(own) if self.given_head == "plain" else own
 
     def _refresh(self) -> None:
         """Forget the banks of a model that was changed."""
@@ -211,7 +214,8 @@ class Evaluation:
                 batch_size=self.batch_size,
             )
             own: Any = self.model.get_submodule(self.classifier)
-            changed = self.head_kind == "plain" and threshold_of(own) is not None
+            bounded = threshold_of(own) is not None
+            changed = isinstance(self.given_head, nn.Linear) or (self.given_head == "plain" and bounded)
             self._banks[role] = found.with_head(self.head) if changed else found
         return self._banks[role]
 
@@ -240,7 +244,7 @@ class Evaluation:
             loader = Loader(data, transform, batch_size=self.batch_size, device=device_of(self.model))
             own: Any = score
             outputs, head = outputs_of(self.model, self.objective, self.classifier), self.head
-            if self.head_kind == "plain":
+            if self.given_head != "truncating":
                 return torch.cat([own.score_inputs(lambda x: head(outputs(x)[0]), x).cpu() for x, _ in loader])
             return torch.cat([own.score_inputs(lambda x: outputs(x)[1], x).cpu() for x, _ in loader])
 
@@ -254,7 +258,7 @@ class Evaluation:
         kind = build_score(name, **self.options(name))
         if self.benchmark.val is None:
             raise InputError(f"{self.benchmark.name}: has no validation set to search on; give it one (val)")
-        odd = odd or next((role for role in self.benchmark.sets() if role.startswith("ood_val/")), NOISE)
+        odd = odd or self.odd_validation
         best, found = -1.0, kind
         for values in itertools.product(*kind.sweep.values()):
             score = self.fit(build_score(name, **(kind.options | dict(zip(kind.sweep, values, strict=True)))))
@@ -262,6 +266,16 @@ class Evaluation:
             if area > best:
                 best, found = area, score
         return found if kind.sweep else self.fit(kind)
+
+    def validation_auroc(self, name: str, odd: str | None = None) -> float:
+        """Of a detector on ID validation against OOD validation data, in percent; see `search` for `odd`."""
+        score, odd = self.fitted(name), odd or self.odd_validation
+        return metrics(self.scores(score, "val"), self.scores(score, odd), resamples=1).auroc * 100
+
+    @property
+    def odd_validation(self) -> str:
+        """The role of the first OOD validation set; where there is none, Gaussian noise like the validation set."""
+        return next((role for role in self.benchmark.sets() if role.startswith("ood_val/")), NOISE)
 
     def fitted(self, name: str, *, search: bool = False) -> Score:
         """A detector by name, with what this network and benchmark ask for, fitted; hyperparameters by `search`."""

@@ -10,8 +10,8 @@ from typing import Any
 
 from .data import Benchmark, load_benchmark
 from .errors import InputError
-from .evaluation import NOISE, Evaluation
-from .metrics import mean_and_deviation, metrics
+from .evaluation import Evaluation
+from .metrics import mean_and_deviation
 from .objectives import METHODS
 from .training import Config, train
 
@@ -64,20 +64,28 @@ def tune(
     values = [value for value in grid if 0 <= value <= len(benchmark.classes)]
     if not values or not seeds:
         raise InputError(f"there is no value of rho_norm from 0 to {len(benchmark.classes)}, or no seed; name some")
-    odd = odd or next((role for role in benchmark.sets() if role.startswith("ood_val/")), NOISE)
     detector = METHODS[config.method][0].detector
-    rows = []
+    rows: list[dict[str, Any]] = []
     for value in values:
         for seed in seeds:
             run = train(with_rho(config, value, seed), run_folder(folder, value, seed), benchmark=benchmark)
             own = Evaluation(run, benchmark)
-            score = own.fitted(detector)
-            area = metrics(own.scores(score, "val"), own.scores(score, odd), resamples=1).auroc * 100
+            odd = odd or own.odd_validation
+            area = own.validation_auroc(detector, odd)
             accuracy = own.features("val").accuracy() * 100
             rows.append({"rho_norm": value, "seed": seed, "auroc": area, "accuracy": accuracy, "folder": str(run)})
-    found = Tuning(tuple(rows), values[0], odd, detector)
-    best = max(values, key=lambda value: found.over_seeds(value)[0])  # the first on ties
-    return dataclasses.replace(found, best=best)
+    assert odd is not None
+    areas = {value: [row["auroc"] for row in rows if row["rho_norm"] == value] for value in values}
+    return Tuning(tuple(rows), choose(areas), odd, detector)
+
+
+def choose(areas: Mapping[float, Sequence[float]]) -> float:
+    """The value with the largest mean AUROC; the first on ties.
+
+    >>> choose({0.3: [90.0, 92.0], 1.0: [91.0, 91.0], 3.0: [80.0, 90.0]})
+    0.3
+    """
+    return max(areas, key=lambda value: mean_and_deviation(areas[value])[0])
 
 
 def run_folder(folder: str | Path, rho_norm: float, seed: int) -> Path:

@@ -101,7 +101,7 @@ def train_command(
         )
         note(f"network: {config.network}")
         if "rho_norm" in config.options and "rho_norm" not in options:
-            note(f"rho_norm: {config.options['rho_norm']:g} by default; spcp tune would choose it on validation data")
+            note(f"rho_norm: {config.options['rho_norm']} by default; spcp tune would choose it on validation data")
         train(config, folder, benchmark=data)
     note(f"run: {folder}")
     calibrate_if_possible(folder, alpha)

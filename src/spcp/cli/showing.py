@@ -1,14 +1,15 @@
-"""`spcp demo`, `spcp report` and `spcp patterns`."""
+"""`spcp demo`, `spcp reproduce`, `spcp report` and `spcp patterns`."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated
 
-from typer import Option
+from typer import Argument, Option
 
 from .app import Json, command, note, only_runs, show
 from .deciding import Detectors, Runs
+from .own_data import Root
 
 
 @command("demo", panel="Show")
@@ -24,6 +25,47 @@ def demo_command(
     from ..demo import demo
 
     print(demo(out, seeds=seeds, epochs=epochs, say=note))
+
+
+@command("reproduce", panel="Show")
+def reproduce_command(
+    name: Annotated[str | None, Argument(help="Of a table or figure; without it, all are listed.")] = None,
+    budget: Annotated[str, Option("--budget", "-b", help="full, cpu, small or smoke.")] = "cpu",
+    seeds: Annotated[int | None, Option(help="Networks of each kind; default: the budget's.", min=1)] = None,
+    root: Root = None,
+    out: Annotated[Path, Option("--out", "-o", help="Folder for runs and results.")] = Path("reproduce"),
+    as_json: Json = False,
+) -> None:
+    """A table or figure of the paper: train what it needs, and put ours beside the paper's.
+
+    Budgets: full is the paper's setting (GPU); cpu is real data cut to minutes a run; small is the embedded digits,
+    seconds a run; smoke only shows that it runs. Runs are shared between names, resumed after Ctrl-C, and not repeated.
+
+    [dim]spcp reproduce                            # what there is
+    spcp reproduce compatibility --budget small
+    spcp reproduce cifar10 --budget full --root data[/dim]
+    """
+    from ..experiments import BUDGETS, EXPERIMENTS, reproduce
+
+    if name is None:
+        show([{"name": key, "experiment": own.title, "note": own.note} for key, own in EXPERIMENTS.items()], as_json)
+        for key, one in BUDGETS.items():
+            note(f"--budget {key}: {one.says}")
+        return
+    found = reproduce(name, budget, out, seeds=seeds, root=root, say=note)
+    rows = []
+    for cell in found.cells:
+        paper, difference = cell.paper or (None, None), cell.difference or (None, None, None)
+        rows.append(
+            {"row": cell.row, "column": cell.column, "metric": cell.metric, "mean": cell.mean, "std": cell.std}
+            | {"paper": paper[0], "difference": difference[0], "low": difference[1], "high": difference[2]}
+        )
+    show(rows, as_json, found.title)
+    for own in found.verdicts:
+        note(f"{own.word}: {own.says}")
+    for finding in found.findings:
+        note(finding)
+    note(f"written: {out / budget / name / 'report.html'}")
 
 
 @command("report", panel="Show")

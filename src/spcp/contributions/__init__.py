@@ -9,7 +9,10 @@ from .patterns import contribution_pattern as contribution_pattern
 from .patterns import explain as explain
 from .patterns import fit_threshold as fit_threshold
 from .patterns import sparsity as sparsity
+from .quantile import RhoNorm as RhoNorm
 from .quantile import contribution_quantile as contribution_quantile
+from .quantile import mean_support as mean_support
+from .quantile import threshold_estimate as threshold_estimate
 from .surgery import apply_spcp as apply_spcp
 from .surgery import find_classifier as find_classifier
 from .surgery import remove_spcp as remove_spcp

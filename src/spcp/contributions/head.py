@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .clip import clip_contributions
-from .quantile import contribution_quantile
+from .quantile import RhoNorm, threshold_estimate
 
 Truncate = Literal["both", "train", "infer", "neither"]
 
@@ -45,7 +45,9 @@ class SPCPLinear(nn.Linear):
         out_features: K, the number of classes.
         bias: as in `nn.Linear`; it is never clipped.
         rho_norm: how much to cut, 0 to K; about `rho_norm * D` contributions of a sample exceed the threshold.
-            The paper's grid is 0.1 0.2 0.3 0.4 0.5 1 2 3 5. With 0 the layer is a plain `nn.Linear`.
+            The paper's grid is 0.1 0.2 0.3 0.4 0.5 1 2 3 5. With 0 the layer is a plain `nn.Linear`. "auto" needs
+            no search: instead of `Top`, the threshold follows the mean of the positive contributions to the largest
+            logit, so that no weight may speak for a class louder than the average one that does.
         beta: share of the old threshold kept at each step. By default it follows `total_steps`; 1 fixes the
             threshold at `initial_threshold`.
         total_steps: forward passes in training mode that the run will make (each micro-batch counts). By default
@@ -67,7 +69,7 @@ class SPCPLinear(nn.Linear):
     threshold: Tensor
     updates: Tensor  # steps that moved the threshold
     nonfinite: Tensor  # whether a step did not, because its features or the weights were not finite
-    rho_norm: float
+    rho_norm: RhoNorm
     beta: float
     total_steps: int | None
     initial_threshold: float
@@ -80,7 +82,7 @@ class SPCPLinear(nn.Linear):
         out_features: int,
         bias: bool = True,
         *,
-        rho_norm: float,
+        rho_norm: RhoNorm,
         beta: float | None = None,
         total_steps: int | None = None,
         initial_threshold: float = INITIAL_THRESHOLD,
@@ -129,7 +131,8 @@ class SPCPLinear(nn.Linear):
             steps = options["total_steps"] or PAPER_STEPS
             options["beta"] = PAPER_BETA ** (PAPER_STEPS / steps)
         for name in ("rho_norm", "beta", "initial_threshold"):
-            options[name] = float(options[name])  # from numpy's and torch's scalars too
+            if options[name] != "auto":
+                options[name] = float(options[name])  # from numpy's and torch's scalars too
         self.__dict__.update(options)
         device, dtype = self.weight.device, torch.promote_types(self.weight.dtype, torch.float32)
         self.register_buffer("threshold", torch.tensor(self.initial_threshold, device=device, dtype=dtype))
@@ -156,7 +159,7 @@ class SPCPLinear(nn.Linear):
     @property
     def is_adaptive(self) -> bool:
         """Whether training moves the threshold."""
-        return self.rho_norm > 0 and self.beta < 1
+        return self.rho_norm != 0 and self.beta < 1
 
     @property
     def initial_share(self) -> float:
@@ -178,17 +181,21 @@ class SPCPLinear(nn.Linear):
             return h
         return h[torch.randperm(h.shape[0], device=h.device)[: self.subset]]
 
+    def estimate(self, h: Tensor) -> Tensor:
+        """Where to cut each sample, (B,), of features (B, D): what the threshold is the moving average of."""
+        return threshold_estimate(h, self.weight, self.bias, self.rho_norm)
+
     def _follow(self, h: Tensor) -> None:
         """Move the threshold towards the mean, over the global batch, of the samples' quantiles."""
-        quantiles = contribution_quantile(h, self.weight, 1 - self.rho_norm / self.out_features)  # (B,)
+        estimates = self.estimate(h)  # (B,)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-            total = torch.stack([quantiles.sum(), quantiles.new_full((), h.shape[0])])  # sum and count
+            total = torch.stack([estimates.sum(), estimates.new_full((), h.shape[0])])  # sum and count
             dist.all_reduce(total)
             estimate = torch.where(total[1] > 0, total[0] / total[1], self.threshold)
         elif h.shape[0] == 0:
             return
         else:
-            estimate = quantiles.mean()
+            estimate = estimates.mean()
         if self.bias is not None:
             estimate = estimate + 0 * self.bias.detach().sum()  # NaN if the logits are going to be
         # What is not finite never enters. On a CPU that is said at once; elsewhere it is noted, since to ask a GPU
@@ -226,7 +233,7 @@ class SPCPLinear(nn.Linear):
             self._say_once(
                 "not positive",
                 f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. rho_norm = "
-                f"{self.rho_norm:g} is large for {self.out_features} classes; a smaller one cuts less.",
+                f"{self.rho_norm} is large for {self.out_features} classes; a smaller one cuts less.",
             )
 
     def _say_if_never_trained(self) -> None:
@@ -303,14 +310,15 @@ class SPCPLinear(nn.Linear):
 
     def extra_repr(self) -> str:
         """As in `nn.Linear`, with the hyperparameters."""
-        options = f"rho_norm={self.rho_norm:g}, beta={self.beta:.6g}, truncate={self.truncate!r}"
+        rho_norm = self.rho_norm if self.rho_norm == "auto" else f"{self.rho_norm:g}"
+        options = f"rho_norm={rho_norm}, beta={self.beta:.6g}, truncate={self.truncate!r}"
         return f"{super().extra_repr()}, {options}" + (f", subset={self.subset}" if self.subset else "")
 
 
 def check_hyperparameters(
     K: int,
     *,
-    rho_norm: float,
+    rho_norm: RhoNorm,
     beta: float | None,
     total_steps: int | None,
     initial_threshold: float,
@@ -319,14 +327,17 @@ def check_hyperparameters(
 ) -> None:
     """Raise an error that names the first one that is of the wrong type or out of range."""
     for name, value in (("rho_norm", rho_norm), ("beta", beta), ("initial_threshold", initial_threshold)):
+        if name == "rho_norm" and value == "auto":
+            continue
         if not (hasattr(value, "__float__") or (name == "beta" and value is None)):
             raise TypeError(f"{name} is {value!r}; it must be a number.")
     for name, count in (("total_steps", total_steps), ("subset", subset)):
         if not (count is None or isinstance(count, int)):
             raise TypeError(f"{name} is {count!r}; it must be a whole number.")
-    if not 0 <= rho_norm <= K:
+    if rho_norm != "auto" and not 0 <= rho_norm <= K:
         raise ValueError(
-            f"rho_norm is {rho_norm}; it must lie between 0 and {K}, the number of classes (0.1 to 5 is usual)."
+            f"rho_norm is {rho_norm}; it must lie between 0 and {K}, the number of classes (0.1 to 5 is usual), or "
+            "'auto'."
         )
     if beta is not None and not 0 <= beta <= 1:
         raise ValueError(f"beta is {beta}; it must lie between 0 and 1.")

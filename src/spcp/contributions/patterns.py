@@ -12,7 +12,6 @@ from torch import Tensor, nn
 
 from .eager import CHUNK
 from .head import SPCPLinear
-from .quantile import contribution_quantile
 from .surgery import find_classifier
 
 
@@ -154,7 +153,7 @@ def explain(model: nn.Module, x: Tensor | Mapping[str, Any], classifier: str | N
 
 @torch.no_grad()
 def fit_threshold(model: nn.Module, data: Iterable[Any]) -> float:
-    """Set the threshold of an SPCP head to the mean over a data set of its samples' quantiles, and return it.
+    """Set the threshold of an SPCP head to the mean over a data set of its samples' estimates, and return it.
 
     For a network that was trained without SPCP: training does this by itself, and does better. Cutting a network that
     did not learn to live with it costs accuracy and may hurt detection; compare with the plain one on validation data.
@@ -170,7 +169,7 @@ def fit_threshold(model: nn.Module, data: Iterable[Any]) -> float:
     head._said.add("looked")  # there is no need to be told what this function is about to mend
     total, samples = 0.0, 0
     for h in features_of(model, data, head):
-        total += contribution_quantile(h, head.weight, 1 - head.rho_norm / head.out_features).double().sum().item()
+        total += head.estimate(h).double().sum().item()
         samples += len(h)
     head.threshold.fill_(total / samples)
     return head.threshold.item()
@@ -225,6 +224,6 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 def _threshold(head: nn.Linear) -> float:
     """The bound at inference."""
-    if isinstance(head, SPCPLinear) and head.rho_norm > 0 and head.truncate in ("both", "infer"):
+    if isinstance(head, SPCPLinear) and head.rho_norm != 0 and head.truncate in ("both", "infer"):
         return head.threshold.item()
     return float("inf")

@@ -1,11 +1,22 @@
-"""The quantile of a sample's contributions."""
+"""Where a sample's contributions may be cut: at one of their quantiles, or at a mean."""
 
 from __future__ import annotations
+
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from .clip import check_classifier
+
+RhoNorm = float | Literal["auto"]
+
+
+def threshold_estimate(h: Tensor, W: Tensor, b: Tensor | None, rho_norm: RhoNorm) -> Tensor:
+    """Where to cut each sample, (B,): the quantile at `1 - rho_norm / K`, or for "auto" the mean support."""
+    if rho_norm == "auto":
+        return mean_support(h, W, b)
+    return contribution_quantile(h, W, 1 - rho_norm / len(W))
 
 
 def contribution_quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
@@ -34,3 +45,29 @@ def contribution_quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
     rows = h if h.dim() == 2 else h.reshape(-1, h.shape[-1])  # (B, D)
     q: Tensor = torch.ops.spcp.contribution_quantile(rows, W, level)  # (B,)
     return q if h.dim() == 2 else q.reshape(h.shape[:-1])
+
+
+@torch.no_grad()
+def mean_support(h: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
+    """Per sample, the mean of the positive contributions to its largest logit; 0 where none is positive.
+
+        k = argmax_k (sum_d W[k,d] h[d] + b[k]);  mean of W[k,d] h[d] over {d: W[k,d] h[d] > 0}
+
+    NaN where a feature or weight is not finite.
+
+    Args:
+        h: features, (B, D).
+        W: classifier weights, (K, D).
+        b: the classifier's bias, (K,).
+
+    Example:
+        >>> mean_support(torch.tensor([[1.0, 2.0, 1.0]]), torch.tensor([[1.0, 3.0, -1.0], [0.0, 1.0, 0.0]]))
+        tensor([3.5000])
+    """
+    dtype = check_classifier(h, W)
+    h, W = h.to(dtype), W.to(dtype)
+    k = torch.nn.functional.linear(h, W, None if b is None else b.to(dtype)).argmax(1)
+    c = h * W[k]  # (B, D)
+    support = c.clamp(min=0)
+    mean = support.sum(1) / (c > 0).sum(1).clamp(min=1)
+    return mean + 0 * (h.sum(1) + W.sum())

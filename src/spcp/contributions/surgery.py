@@ -8,6 +8,7 @@ import torch
 from torch import fx, nn
 
 from .head import INITIAL_THRESHOLD, SPCPLinear, Truncate
+from .quantile import RhoNorm
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -17,7 +18,7 @@ USUAL_NAMES = ("fc", "classifier", "head", "heads", "score")
 
 def apply_spcp(
     model: Model,
-    rho_norm: float,
+    rho_norm: RhoNorm,
     total_steps: int | None = None,
     classifier: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,

@@ -67,6 +67,18 @@ class Benchmark:
         x, _ = next(iter(self.loader("test", batch_size=1)))
         return Inputs(self.classes, tuple(x.shape[1:]), self.transform)
 
+    def fewer(self, images: int | None) -> Benchmark:
+        """The same with at most so many training images, the first ones of each class; None leaves all."""
+        if images is None or self.train is None or images >= len(self.train):
+            return self
+        each = images // len(self.classes)
+        if each < 1:
+            raise DataError(f"{self.name}: {images} images are too few for {len(self.classes)} classes; take more")
+        index = (rank_in_class(labels(self.train)) < each).nonzero()[:, 0]
+        words = f"the first {each} of each class"
+        split = f"{self.train.split}, {words}" if self.train.split else words
+        return dataclasses.replace(self, train=take(self.train, index, split=split))
+
     def sets(self) -> dict[str, DataSet]:
         """All sets by role and name: "train", "val", "test", "ood_val/tin", "near/cifar100", ..."""
         own = {"train": self.train, "val": self.val, "test": self.test}

@@ -27,6 +27,7 @@ from .react import ReAct as ReAct
 from .relation import Relation as Relation
 from .scale import SCALE as SCALE
 from .she import SHE as SHE
+from .two_views import TwoViews as TwoViews
 from .vim import ViM as ViM
 from .vra import VRA as VRA
 
@@ -56,5 +57,6 @@ SCORES: Mapping[str, tuple[type[Score], Mapping[str, Any]]] = {
     "vra": (VRA, {}),
     "nci": (NCI, {}),
     "relation": (Relation, {}),
+    "two-views": (TwoViews, {}),
     "mos": (MOS, {}),
 }

@@ -118,7 +118,7 @@ def ratio(a: Tensor, b: Tensor) -> Tensor:
 
 def threshold_of(head: nn.Linear) -> Tensor | None:
     """The bound of a truncating head, None for a plain one."""
-    if isinstance(head, SPCPLinear) and head.rho_norm > 0 and head.truncate in ("both", "infer"):
+    if isinstance(head, SPCPLinear) and head.rho_norm != 0 and head.truncate in ("both", "infer"):
         return head.threshold
     return None
 

@@ -1,6 +1,8 @@
-"""ResNet-18 (He et al., 2016), for 32 x 32 and for 224 x 224 pixels."""
+"""ResNet-18 (He et al., 2016), for 32 x 32 and for 224 x 224 pixels; and a small one for a CPU."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor, nn
@@ -51,6 +53,39 @@ class ResNet18(Network):
     def features(self, x: Tensor) -> Tensor:
         """Penultimate features (batch, 8 * width)."""
         return self.blocks(self.stem(x)).mean((2, 3))
+
+
+class ResNet10(Network):
+    """One block a stage, from half the resolution on, and a 1 x 1 convolution to as many features as ResNet-18 has."""
+
+    def __init__(self, classes: int, width: int, channels: int, wide: int) -> None:
+        super().__init__()
+        self.stem = _convolution(channels, width, 3, 2)
+        widths = (width, width, 2 * width, 4 * width, 8 * width)
+        self.blocks = nn.Sequential(
+            *(Block(inputs, outputs, 2 if i else 1) for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)))
+        )
+        self.last = _convolution(8 * width, wide, 1, 1)
+        self.classifier = nn.Linear(wide, classes)
+        initialise(self)
+
+    def features(self, x: Tensor) -> Tensor:
+        """Penultimate features (batch, wide)."""
+        return self.last(self.blocks(self.stem(x))).mean((2, 3))
+
+
+def _convolution(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequential:
+    convolution = nn.Conv2d(inputs, outputs, size, stride, size // 2, bias=False)
+    return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
+
+
+def resnet10(classes: int, *, width: int = 24, channels: int = 3) -> ResNet10:
+    """For 32 x 32 pixels on a CPU: 512 features, as ResNet-18, at about a fiftieth of its cost.
+
+    >>> sum(p.numel() for p in resnet10(10).parameters())
+    795322
+    """
+    return ResNet10(classes, width, channels, 512)
 
 
 def resnet18(classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..contributions import SPCPLinear
+from ..contributions import RhoNorm, SPCPLinear
 from ..networks import Network
 
 
@@ -39,7 +39,7 @@ class Objective(nn.Module):
     def __init__(
         self,
         *,
-        rho_norm: float = 0.0,
+        rho_norm: RhoNorm = 0.0,
         beta: float | None = None,
         initial_threshold: float | None = None,
         subset: int | None = None,

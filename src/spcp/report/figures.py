@@ -26,7 +26,7 @@ STYLES = ("-", "--", "-.", ":")
 
 
 @contextmanager
-def _figure(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[tuple[Any, Any]]:
+def axes_of(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[tuple[Any, Any]]:
     """Axes without a window, closed afterwards by being forgotten."""
     matplotlib = need("matplotlib", "matplotlib", "report")
     figure_module = need("matplotlib.figure", "matplotlib", "report")
@@ -50,7 +50,7 @@ def sorted_matrices(arms: Sequence[Arm]) -> Any:
     found = [(arm.name, pattern(arm.runs[0])) for arm in arms if has_head(arm.runs[0])]
     rows = [own.contributions.sort(1, descending=True).values.numpy() for _, own in found]
     limit = max(float(np.quantile(np.abs(own), 0.999)) for own in rows)
-    with _figure(1, len(found), 3.6 * len(found), 2.7, sharey=True) as (figure, axes):
+    with axes_of(1, len(found), 3.6 * len(found), 2.7, sharey=True) as (figure, axes):
         for axis, (name, own), matrix in zip(axes[0], found, rows, strict=True):
             image = axis.imshow(matrix, aspect="auto", cmap="cividis", vmin=-limit, vmax=limit, interpolation="nearest")
             share = own.sparsity().top_1_percent
@@ -76,7 +76,7 @@ def unit_contributions(study: Study) -> tuple[Any, str] | None:
     odd = first.evaluation.features(f"{group}/{name}")
     k = int(odd.k.mode().values)
     label = study.benchmark.classes[k]
-    with _figure(1, len(arms), 3.6 * len(arms), 2.6, sharey=True) as (figure, axes):
+    with axes_of(1, len(arms), 3.6 * len(arms), 2.6, sharey=True) as (figure, axes):
         for axis, arm in zip(axes[0], arms, strict=True):
             own = arm.runs[0]
             known = _class_contributions(own, "test", k, True)
@@ -118,7 +118,7 @@ def training_curves(study: Study) -> Any | None:
     panels = [("loss", "training loss", logged)]
     if bounded:
         panels += [("threshold", "threshold", bounded), ("cut", "contributions cut, %", bounded)]
-    with _figure(1, len(panels), 3.0 * len(panels), 2.4) as (figure, axes):
+    with axes_of(1, len(panels), 3.0 * len(panels), 2.4) as (figure, axes):
         for axis, (key, label, arms) in zip(axes[0], panels, strict=True):
             for i, arm in enumerate(arms):
                 colour = (OTHER, KNOWN, NEAR, FAR)[(study.arms.index(arm)) % 4]
@@ -136,7 +136,7 @@ def training_curves(study: Study) -> Any | None:
 
 def distributions(study: Study, detector: str) -> Any:
     """Scores of known and odd inputs for the first run of each arm, with the threshold of 5 %."""
-    with _figure(1, len(study.arms), 3.4 * len(study.arms), 2.5) as (figure, axes):
+    with axes_of(1, len(study.arms), 3.4 * len(study.arms), 2.5) as (figure, axes):
         for axis, arm in zip(axes[0], study.arms, strict=True):
             run = arm.runs[0]
             parts = pooled(run, detector)
@@ -160,7 +160,7 @@ def distributions(study: Study, detector: str) -> Any:
 def roc(study: Study, detector: str) -> Any:
     """How many odd inputs are caught against how many known ones are flagged, near and far, for the first runs."""
     groups = [group for group in ("near", "far") if any(own == group for own, _ in study.sets)]
-    with _figure(1, len(groups), 3.2 * len(groups), 3.0, sharey=True) as (figure, axes):
+    with axes_of(1, len(groups), 3.2 * len(groups), 3.0, sharey=True) as (figure, axes):
         for axis, group in zip(axes[0], groups, strict=True):
             for i, arm in enumerate(study.arms):
                 parts = pooled(arm.runs[0], detector)

@@ -49,24 +49,26 @@ def html(study: Study, told: dict[str, Any]) -> str:
         "side": SIDE,
         "calibrated": calibrated(study, study.main),
         "data": json.dumps(data(study), separators=(",", ":")).replace("<", "\\u003c"),
-        "style": _asset("page.css"),
-        "script": _asset("page.js"),
+        "style": asset("page.css"),
+        "script": asset("page.js"),
     }
-    return str(_template("page.html.jinja").render(**told, **more))
+    return str(template("page.html.jinja").render(**told, **more))
 
 
 def markdown(told: dict[str, Any]) -> str:
     """The same for reading in an editor or on a forge."""
-    return str(_template("page.md.jinja").render(**told))
+    return str(template("page.md.jinja").render(**told))
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file beside this one."""
     return resources.files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
-def _template(name: str) -> Any:
+def template(name: str) -> Any:
+    """One of the templates beside this file."""
     jinja = need("jinja2", "jinja2", "report")
-    loader = jinja.FunctionLoader(_asset)
+    loader = jinja.FunctionLoader(asset)
     page = "html" in name
     environment = jinja.Environment(
         loader=loader,

@@ -55,7 +55,7 @@ class Arm:
 
     name: str
     runs: tuple[Run, ...]
-    rho_norm: float
+    bounded: bool  # whether its networks bound contributions
 
     def mean(self, detector: str, group: str, name: str = "mean") -> dict[str, tuple[float, float]]:
         """Mean and deviation over seeds of each measure."""
@@ -115,12 +115,12 @@ class Study:
     @property
     def reference(self) -> Arm | None:
         """The arm that the others are compared with: the first without a bound."""
-        return next((arm for arm in self.arms if arm.rho_norm == 0), None)
+        return next((arm for arm in self.arms if not arm.bounded), None)
 
     @property
     def subject(self) -> Arm:
         """The arm that the report is about: the first with a bound, or else the last."""
-        return next((arm for arm in self.arms if arm.rho_norm > 0), self.arms[-1])
+        return next((arm for arm in self.arms if arm.bounded), self.arms[-1])
 
     @property
     def sets(self) -> tuple[tuple[str, str], ...]:
@@ -221,7 +221,7 @@ def gather(
         groups.setdefault(key, []).append(Run(folder, config, own, table, read_metrics(folder)))
     names = _names([runs[0].config for runs in groups.values()])
     arms = tuple(
-        Arm(name, tuple(sorted(runs, key=lambda run: run.seed)), float(runs[0].config.options.get("rho_norm", 0)))
+        Arm(name, tuple(sorted(runs, key=lambda run: run.seed)), runs[0].config.options.get("rho_norm", 0) != 0)
         for name, runs in zip(names, groups.values(), strict=True)
     )
     for arm in arms:

@@ -28,7 +28,7 @@ from ..networks.base import evaluating
 from ..objectives import Objective
 from .display import Display
 from .run import Run, load_weights
-from .settings import Config, build_network, build_objective, check, is_own, lr_at, precision_of
+from .settings import Config, augmented, build_network, build_objective, check, is_own, lr_at, precision_of
 
 _log = logging.getLogger("spcp")
 
@@ -95,7 +95,7 @@ def train(
     own = copy.deepcopy(objective) if objective is not None else build_objective(config)
     if own.pretrained and network is None and not config.start:
         raise InputError(f"{config.method}: needs a trained network; name a run, or its weights, in `start`")
-    benchmark = benchmark or load_benchmark(config.benchmark, config.root)
+    benchmark = (benchmark or load_benchmark(config.benchmark, config.root)).fewer(config.images)
     if benchmark.train is None:
         raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)
@@ -107,7 +107,7 @@ def train(
         load_weights(net, Path(config.start).expanduser())
 
     share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
-    loader = benchmark.loader(
+    loader = augmented(benchmark, config.augment).loader(
         "train", batch_size=config.batch_size, train=True, seed=config.seed, views=own.views, **share
     )
     sharded = strategy == "fsdp"

@@ -257,7 +257,8 @@ def benchmark_of(folder: str | Path) -> Benchmark:
     folder = Path(folder).expanduser()
     config = read_config(folder)
     own = folder / "benchmark.toml"
-    return load_benchmark(own) if own.exists() else load_benchmark(config.benchmark, config.root)
+    data = load_benchmark(own) if own.exists() else load_benchmark(config.benchmark, config.root)
+    return data.fewer(config.images)
 
 
 def load_weights(network: Network, path: Path) -> None:

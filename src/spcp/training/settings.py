@@ -7,12 +7,12 @@ import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from .. import networks
-from ..data import Inputs
+from ..data import Benchmark, ImageTransform, Inputs
 from ..errors import InputError
 from ..networks import Network
 from ..objectives import METHODS, Objective
@@ -25,6 +25,8 @@ class Config:
     benchmark: str = "digits"
     root: str | None = None
     method: str = "plain"
+    images: int | None = None  # to train on, the first ones of each class; None: all
+    augment: str = "full"  # as the benchmark has it; "flip": mirrored, not shifted; "none"
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method: rho_norm, tau, ...
     network: str = "cnn"  # or one's own: "package.module:function", "model.pt2"
     width: int | None = None  # None: the network's own
@@ -111,6 +113,8 @@ def check(config: Config) -> None:
         "seed": (int, 0, 2**63 - 1),
         "save_every": ((int, float), 0, math.inf),
     }
+    if config.images is not None:
+        numbers["images"] = (int, 1, math.inf)
     if config.width is not None:
         numbers["width"] = (int, 1, math.inf)
     for name, (kind, low, high) in numbers.items():
@@ -119,6 +123,8 @@ def check(config: Config) -> None:
             what = "a whole number" if kind is int else "a number"
             limit = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
             raise InputError(f"{name} = {value!r} must be {what}, {limit}")
+    if config.augment not in ("full", "flip", "none"):
+        raise InputError(f'augment = {config.augment!r} must be "full", "flip" or "none"')
     if not isinstance(config.options, Mapping):
         raise InputError(f"options = {config.options!r} must be a dictionary of the method's options, such as rho_norm")
 
@@ -134,6 +140,15 @@ def build_objective(config: Config) -> Objective:
         return objective(**options)
     except (TypeError, ValueError) as error:
         raise InputError(f"{config.method}: {error}") from error
+
+
+def augmented(benchmark: Benchmark, augment: str) -> Benchmark:
+    """The same benchmark, whose training images are changed less, or not at all."""
+    transform = benchmark.transform
+    if augment == "full" or not isinstance(transform, ImageTransform):
+        return benchmark
+    kind: Literal["crop", "none"] = "crop" if augment == "flip" and transform.flip else "none"
+    return dataclasses.replace(benchmark, transform=dataclasses.replace(transform, augment=kind, padding=0))
 
 
 def is_own(network: str) -> bool:

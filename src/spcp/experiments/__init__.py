@@ -1,0 +1,121 @@
+"""The paper's tables and figures, one name each, beside the paper's own figures: `spcp reproduce`."""
+
+from __future__ import annotations
+
+import datetime
+import platform
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import __version__
+from ..errors import InputError
+from . import drawing, page, paper
+from .budgets import BUDGETS as BUDGETS
+from .budgets import Budget as Budget
+from .catalogue import EXPERIMENTS as EXPERIMENTS
+from .catalogue import Experiment as Experiment
+from .catalogue import label, paper_backbone, rows_of
+from .lab import Lab as Lab
+from .lab import Row as Row
+from .measures import MEASURES, Values
+from .outcome import Cell, verdict
+from .outcome import Outcome as Outcome
+
+
+def reproduce(
+    name: str,
+    budget: str = "cpu",
+    folder: str | Path = "reproduce",
+    *,
+    seeds: int | None = None,
+    root: str | Path | None = None,
+    say: Callable[[str], None] = print,
+) -> Outcome:
+    """Do an experiment, write what came out below `folder`, and return it.
+
+    Runs are kept below `folder/BUDGET/runs`, shared by all experiments, resumed if they were stopped, and not repeated.
+
+    Args:
+        name: of `EXPERIMENTS`.
+        budget: of `BUDGETS`.
+        folder: for everything.
+        seeds: how many; None: the budget's.
+        root: of data, see `load_benchmark`.
+        say: told what is going on.
+    """
+    for value, known, what in ((name, EXPERIMENTS, "experiment"), (budget, BUDGETS, "budget")):
+        if value not in known:
+            raise InputError(f"no {what} {value!r}; there are {', '.join(known)}")
+    if seeds is not None and seeds < 1:
+        raise InputError(f"seeds = {seeds} must be at least 1")
+    folder = Path(folder).expanduser() / budget
+    threads = torch.get_num_threads()
+    torch.set_num_threads(BUDGETS[budget].threads or threads)
+    try:
+        lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, say=say)
+        found = outcome(name, budget, lab)
+        figures = {kind: drawing.FIGURES[kind](lab, found) for kind in EXPERIMENTS[name].figures}
+        page.write(found, figures, folder / name)
+    finally:
+        torch.set_num_threads(threads)
+    return found
+
+
+def outcome(name: str, budget: str, lab: Lab) -> Outcome:
+    """Measure all rows, and compare them with the paper's and with each other."""
+    own = EXPERIMENTS[name]
+    rows = rows_of(name, lab)
+    measured = MEASURES[own.measure](lab, rows)
+    theirs = dict(_published(own, rows, measured))
+    cells = tuple(
+        Cell(row, column, metric, tuple(by_seed), theirs.get((row, column, metric)))
+        for row, values in measured.items()
+        for (column, metric), by_seed in values.items()
+    )
+    means = {key: figure.mean for key, figure in theirs.items()}
+    verdicts = tuple(verdict(claim, measured, means) for claim in own.claims(rows))
+    findings = drawing.norm_findings(measured) if own.measure == "norms" else ()
+    return Outcome(name, own.title, budget, _about(name, budget, lab, rows), cells, verdicts, findings)
+
+
+def _published(own: Experiment, rows: list[Row], measured: Values) -> Any:
+    """The paper's figures for what was measured."""
+    for row in rows:
+        for column, metric in measured[label(row)]:
+            benchmark = row.benchmark if row.benchmark in paper.BENCHMARKS else own.benchmarks[0]
+            benchmark = "kinetics-sound" if own.benchmarks == ("audio",) else benchmark
+            found = paper.figure(own.tables, benchmark, paper_backbone(row), row.name, column, metric)
+            if found is not None:
+                yield (label(row), column, metric), found
+
+
+def _about(name: str, budget: str, lab: Lab, rows: list[Row]) -> Mapping[str, Any]:
+    """Where the numbers come from."""
+    config = lab.config(next((row for row in rows if row.method == "spcp"), rows[0]), 0)
+    size = lab.benchmark(rows[0].benchmark).fewer(config.images).train
+    shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
+    return {
+        "command": f"spcp reproduce {name} --budget {budget}",
+        "data": rows[0].benchmark,
+        "images": len(size or ()),
+        **{key: value for key, value in shown.items() if value is not None},
+        "rho_norm": lab.rho_norm(rows[0].benchmark),
+        "seeds": len(lab.seeds),
+        "machine": _machine(),
+        "date": datetime.date.today().isoformat(),
+        "versions": f"spcp {__version__}, torch {torch.__version__}",
+    }
+
+
+def _machine() -> str:
+    """Its processor and how many threads were used."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        model = platform.processor() or platform.machine()
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else model
+    return f"{device}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"

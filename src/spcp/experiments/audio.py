@@ -1,0 +1,99 @@
+"""Sounds to experiment on: the paper's, if the user has them; spoken digits; and tones, which are made."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+
+from ..data import (
+    AudioTransform,
+    Benchmark,
+    DataError,
+    TensorSet,
+    as_ood,
+    load_benchmark,
+    log_mel,
+    own_benchmark,
+    read_folder,
+    take,
+)
+from ..data.download import data_root
+
+KNOWN = 6  # digits 0 to 5; the others are near them
+SPOKEN = {"sample_rate": 8000, "seconds": 0.6, "mels": 40, "hop": 0.015}  # 40 x 41 pixels
+
+
+def kinetics_sound(root: str | Path | None) -> Benchmark:
+    """The paper's, as the user describes it in `kinetics-sound.toml` below the data folder."""
+    path = data_root(root) / "kinetics-sound.toml"
+    if not path.exists():
+        raise DataError(
+            f"{path}: is not there; Kinetics-Sound cannot be downloaded by a program, so describe your copy in this "
+            "file (docs/own-data.md), or choose --budget cpu or small, which take spoken digits"
+        )
+    return dataclasses.replace(load_benchmark(path), name="kinetics-sound")
+
+
+def spoken_digits(root: str | Path | None) -> Benchmark:
+    """Spoken 0 to 5 are known, 6 to 9 near; sounds of the environment and noise far. Half of the clips validate."""
+    folder = data_root(root)
+    for name, address in (
+        ("free-spoken-digits/recordings", "https://github.com/Jakobovski/free-spoken-digit-dataset"),
+        ("esc-50/audio", "https://github.com/karolpiczak/ESC-50"),
+    ):
+        if not (folder / name).is_dir():
+            raise DataError(f"{folder / name}: is not there; get it from {address}, or name the data folder (--root)")
+    sounds = read_folder(folder / "free-spoken-digits/recordings", kind="audio", label=r"(\d)_[^/]*$")
+    known = sounds.y < KNOWN
+    clips = as_ood(read_folder(folder / "esc-50/audio", kind="audio"))
+    found = own_benchmark(
+        take(sounds, known.nonzero()[:, 0], classes=sounds.classes[:KNOWN]),
+        {"environment": take(clips, range(1, len(clips), 2))},
+        near={"other digits": take(as_ood(sounds), (~known).nonzero()[:, 0])},
+        ood_val={"environment": take(clips, range(0, len(clips), 2))},
+        transform=SPOKEN,
+        name="spoken-digits",
+    )
+    assert isinstance(found.transform, AudioTransform)
+    return dataclasses.replace(found, far={**found.far, "noise": _noise(500, found.transform, 1)})
+
+
+def tones(root: str | Path | None) -> Benchmark:
+    """Chords of four pitches are known, another pitch near, noise far: nothing to learn from, but quick."""
+    del root
+    transform, rng = AudioTransform(8000, 0.3, mels=20), torch.Generator().manual_seed(0)
+    time = torch.arange(transform.samples) / transform.sample_rate
+
+    def chords(pitch: int, count: int) -> torch.Tensor:
+        phase = 6.3 * torch.rand(count, 1, generator=rng)
+        wave = torch.sin(6.2832 * 300 * (pitch + 1) * time + phase)
+        return log_mel(wave + 0.3 * torch.randn(wave.shape, generator=rng), transform)
+
+    y = torch.arange(4).repeat_interleave(60)
+    known = TensorSet("tones", torch.cat([chords(k, 60) for k in range(4)]), y, classes=tuple("abcd"))
+    near = TensorSet("near", chords(4, 30), torch.full((30,), -1))
+    return own_benchmark(
+        known,
+        {"noise": _noise(30, transform, 1)},
+        near={"another": near},
+        ood_val={"other noise": _noise(30, transform, 2)},
+        name="tones",
+    )
+
+
+def _noise(count: int, transform: AudioTransform, seed: int) -> TensorSet:
+    """White noise, each sample of its own loudness."""
+    rng = torch.Generator().manual_seed(seed)
+    loud = torch.rand(count, 1, generator=rng)
+    x = log_mel(loud * torch.randn(count, transform.samples, generator=rng), transform)
+    return TensorSet("noise", x, torch.full((count,), -1), split="made")
+
+
+BENCHMARKS: Mapping[str, Callable[[str | Path | None], Benchmark]] = {
+    "kinetics-sound": kinetics_sound,
+    "spoken-digits": spoken_digits,
+    "tones": tones,
+}

@@ -1,0 +1,87 @@
+"""How much an experiment may cost: the paper's settings to the letter, or what fits a machine without a GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..tuning import GRID
+
+# The paper's runs have 39 100 steps; in shorter ones a factor counts for the same share of the run, as beta does.
+BETAS = (0.0, 0.9, 0.99, 0.999, 0.9999, 1.0)
+THRESHOLDS = (0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0)
+PENALTIES = (0.1, 0.01, 0.001, 0.0001, 0.00001)
+BACKBONES: Mapping[str, Mapping[str, Any]] = {
+    "ResNet-18": {"network": "resnet18"},
+    "WideResNet-28-10": {"network": "wideresnet28"},
+    "DenseNet-101": {"network": "densenet100"},
+}
+
+
+@dataclass(frozen=True)
+class Budget:
+    """What runs cost, and how many there are."""
+
+    says: str
+    seeds: int
+    stand_in: str | None = None  # the benchmark that experiments run on; None: each on its own
+    audio: str = "spoken-digits"
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by benchmark, where not the paper's
+    tunes: bool = True  # choose rho_norm by the paper's rule; otherwise take the paper's
+    grid: tuple[float, ...] = GRID
+    betas: tuple[float, ...] = BETAS
+    thresholds: tuple[float, ...] = THRESHOLDS
+    penalties: tuple[float, ...] = PENALTIES
+    backbones: Mapping[str, Mapping[str, Any]] = field(default_factory=lambda: BACKBONES)
+    threads: int | None = None  # small networks are slowed down by more than one
+
+
+_CUT = {"network": "resnet10", "images": 15_000, "epochs": 18, "augment": "flip"}
+_SMALL = {"width": 8, "epochs": 20}
+_TINY = {"width": 8, "epochs": 2, "images": 200}
+
+BUDGETS: Mapping[str, Budget] = {
+    "full": Budget("the paper's settings, 3 seeds; for a GPU", 3, audio="kinetics-sound", tunes=False),
+    "cpu": Budget(
+        "real data cut to minutes a run on two cores, 3 seeds; ablations on CIFAR-10",
+        3,
+        settings={
+            "cifar10": _CUT,
+            "cifar100": _CUT,
+            "imagenet200": {"width": 16, "images": 20_000, "epochs": 10},
+            "spoken-digits": {"network": "audio_cnn", "width": 16, "epochs": 30},
+        },
+        grid=(0.1, 0.3, 1.0, 3.0),
+        backbones={
+            "ResNet-18": {"network": "resnet18", "width": 16, "epochs": 10},
+            "WideResNet-28-10": {"network": "wideresnet28", "width": 1, "epochs": 10},
+            "DenseNet-101": {"network": "densenet100", "width": 6, "epochs": 10},
+        },
+    ),
+    "small": Budget(
+        "the embedded digits, seconds a run, 5 seeds",
+        5,
+        stand_in="digits",
+        settings={"digits": _SMALL, "spoken-digits": {"network": "audio_cnn", "width": 8, "epochs": 20}},
+        backbones={
+            "ResNet-18": {"network": "resnet18", "width": 4, "images": 500},
+            "WideResNet-28-10": {"network": "wideresnet28", "width": 1, "images": 500},
+            "DenseNet-101": {"network": "densenet100", "width": 4, "images": 500},
+        },
+        threads=1,
+    ),
+    "smoke": Budget(
+        "seconds in all, on the embedded digits: whether it runs, not what comes out",
+        2,
+        stand_in="digits",
+        audio="tones",
+        settings={"digits": _TINY, "tones": {"network": "audio_cnn", "width": 8, "epochs": 2}},
+        grid=(0.3, 1.0),
+        betas=(0.9, 0.999),
+        thresholds=(1.0, 1000.0),
+        penalties=(0.001,),
+        backbones={"ResNet-18": {"network": "resnet10", "width": 8}, "WideResNet-28-10": {"network": "cnn"}},
+        threads=1,
+    ),
+}

@@ -1,0 +1,362 @@
+"""Every table and figure of the paper, and what we add, as data: rows, and the claims that they should bear out."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from .budgets import Budget
+from .lab import Lab, Row
+
+GROUPS = (("near", "AUROC"), ("far", "AUROC"))
+PAPER_STEPS = 39_100
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What the paper says of a table: these rows are better than those, in each of the measures."""
+
+    says: str
+    pairs: tuple[tuple[str, str], ...]  # the better row, and the other
+    measures: tuple[tuple[str, str], ...] = GROUPS  # column and metric
+    margin: float | None = None  # if given: not worse by more than that
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """One table or figure."""
+
+    title: str
+    rows: Callable[[Lab, str], list[Row]]  # for a benchmark
+    benchmarks: tuple[str, ...]  # the paper's
+    tables: tuple[str, ...] = ()  # that hold it in paper.csv
+    claims: Callable[[Sequence[Row]], list[Claim]] = field(default=lambda rows: [])
+    measure: str = "detection"  # see `measures`
+    figures: tuple[str, ...] = ()  # see `drawing`
+    note: str = ""
+
+
+# Rows
+
+POSTHOC = {"MSP": "msp", "Energy": "energy", "VIM": "vim", "DICE": "dice", "ReAct": "react", "ASH": "ash"}
+POSTHOC |= {"SCALE": "scale"}
+TRAINED = {"MOS": "mos", "VOS": "vos", "LogitNorm": "logitnorm", "CIDER": "cider", "UMAP": "umap", "SNN": "snn"}
+TRAINED |= {"T2FNorm": "t2fnorm", "SPCP": "spcp", "LogitNorm+SPCP": "logitnorm+spcp"}
+COMBINED = {"MSP": "msp", "Energy": "energy", "GradNorm": "gradnorm", "KNN": "knn", "ASH": "ash"}
+SPCP = Row("SPCP", "spcp")
+VANILLA = Row("Vanilla")
+
+
+def _main(lab: Lab, benchmark: str) -> list[Row]:
+    posthoc = [Row(name, detector=detector) for name, detector in POSTHOC.items()]
+    return posthoc + [Row(name, method) for name, method in TRAINED.items()]
+
+
+def _stage(lab: Lab, benchmark: str) -> list[Row]:
+    return [
+        Row("truncate:none"),
+        Row("truncate:train", "spcp", head="plain"),
+        Row("truncate:infer", head="fitted"),
+        Row("truncate:train+infer", "spcp"),
+    ]
+
+
+def _rho(lab: Lab, benchmark: str) -> list[Row]:
+    values = [Row(f"rho_norm={value:g}", "spcp", {"rho_norm": value}) for value in lab.budget.grid]
+    return [Row("rho_norm=0"), *values]
+
+
+def _beta(lab: Lab, benchmark: str) -> list[Row]:
+    # A factor per step counts for the same share of a shorter run.
+    power = PAPER_STEPS / _steps(lab, benchmark) if lab.budget.tunes else 1.0
+    return [Row(f"beta={value:g}", "spcp", {"beta": value**power}) for value in lab.budget.betas]
+
+
+def _steps(lab: Lab, benchmark: str) -> int:
+    config = lab.config(Row("", benchmark=benchmark), 0)
+    train = lab.benchmark(benchmark).fewer(config.images).train
+    return config.epochs * math.ceil(len(train or ()) / config.batch_size)
+
+
+def _lambda(lab: Lab, benchmark: str) -> list[Row]:
+    return [Row(f"lambda_0={value:g}", "spcp", {"initial_threshold": value}) for value in lab.budget.thresholds]
+
+
+def _fixed(lab: Lab, benchmark: str) -> list[Row]:
+    return [Row("Fixed", "fixed"), SPCP]  # the lab fixes the threshold at what SPCP's came to
+
+
+def _l2(lab: Lab, benchmark: str) -> list[Row]:
+    names = {value: f"{value:.5f}".rstrip("0") for value in lab.budget.penalties}
+    penalties = [Row(f"+L2 ({name})", "l2", {"penalty": value}) for value, name in names.items()]
+    return [VANILLA, *penalties, Row("+SPCP", "spcp")]
+
+
+def _backbones(lab: Lab, benchmark: str) -> list[Row]:
+    return [
+        dataclasses.replace(row, backbone=name, settings=settings)
+        for name, settings in lab.budget.backbones.items()
+        for row in (VANILLA, SPCP)
+    ]
+
+
+def _compatibility(lab: Lab, benchmark: str) -> list[Row]:
+    rows = []
+    for name, detector in COMBINED.items():
+        rows += [Row(name, detector=detector), Row(f"{name}+SPCP", "spcp", detector=detector)]
+    return [*rows, Row("LogitNorm", "logitnorm"), Row("LogitNorm+SPCP", "logitnorm+spcp")]
+
+
+def _itp(lab: Lab, benchmark: str) -> list[Row]:
+    return [Row("ITP", detector="itp"), SPCP]
+
+
+def _pair(lab: Lab, benchmark: str) -> list[Row]:
+    return [VANILLA, SPCP]
+
+
+def _costs(lab: Lab, benchmark: str) -> list[Row]:
+    return [VANILLA, Row("+LogitNorm", "logitnorm"), Row("+SPCP", "spcp")]
+
+
+def _hyperparameters(lab: Lab, benchmark: str) -> list[Row]:
+    return _rho(lab, benchmark) + _beta(lab, benchmark) + _lambda(lab, benchmark)
+
+
+def _auto(lab: Lab, benchmark: str) -> list[Row]:
+    return [VANILLA, SPCP, Row("SPCP, auto", "spcp", {"rho_norm": "auto"})]
+
+
+def _views(lab: Lab, benchmark: str) -> list[Row]:
+    return [
+        Row("plain network: plain view"),
+        Row("plain network: bounded view", head="fitted"),
+        Row("plain network: two views", detector="two-views"),
+        Row("SPCP network: plain view", "spcp", head="plain"),
+        Row("SPCP network: bounded view", "spcp"),
+        Row("SPCP network: two views", "spcp", detector="two-views"),
+    ]
+
+
+# Claims
+
+
+def _beats(says: str, better: str, *others: str, **options: Any) -> Claim:
+    return Claim(says, tuple((better, other) for other in others), **options)
+
+
+ACCURACY = (("id", "ACC"),)
+
+
+def _main_claims(rows: Sequence[Row]) -> list[Claim]:
+    others = [name for name in TRAINED if "SPCP" not in name]
+    return [
+        _beats("SPCP detects better than plain training (Energy)", "SPCP", "Energy"),
+        _beats("SPCP detects better than every post-hoc method on the plain network", "SPCP", *POSTHOC),
+        _beats("SPCP detects better than the other training methods", "SPCP", *others),
+        _beats("SPCP on top of LogitNorm detects better than LogitNorm", "LogitNorm+SPCP", "LogitNorm"),
+        _beats("SPCP costs at most one point of accuracy", "SPCP", "Energy", measures=ACCURACY, margin=1.0),
+    ]
+
+
+def _stage_claims(rows: Sequence[Row]) -> list[Claim]:
+    both, none, train, infer = ("truncate:train+infer", "truncate:none", "truncate:train", "truncate:infer")
+    return [
+        _beats("Truncation in training and at inference is better than none", both, none),
+        _beats("... and than in training alone", both, train),
+        _beats("... and than at inference alone", both, infer),
+        _beats("Truncation in training alone is better than none", train, none),
+    ]
+
+
+def _beta_claims(rows: Sequence[Row]) -> list[Claim]:
+    names = [row.name for row in rows]
+    claims = []
+    if "beta=1" in names:
+        claims.append(_beats("A threshold that is never updated (beta = 1) is worse", "beta=0.999", "beta=1"))
+    if "beta=0" in names:
+        claims.append(_beats("A threshold that follows each batch (beta = 0) is worse", "beta=0.999", "beta=0"))
+    return claims
+
+
+def _lambda_claims(rows: Sequence[Row]) -> list[Claim]:
+    smallest = min(rows, key=lambda row: row.options["initial_threshold"]).name
+    return [_beats("A small initial threshold is worse than 1000", "lambda_0=1000", smallest)]
+
+
+def _l2_claims(rows: Sequence[Row]) -> list[Claim]:
+    others = [row.name for row in rows if "SPCP" not in row.name]
+    return [_beats("SPCP is better than an L2 penalty on the classifier, whatever its size", "+SPCP", *others)]
+
+
+def _backbone_claims(rows: Sequence[Row]) -> list[Claim]:
+    names = dict.fromkeys(row.backbone for row in rows)
+    return [
+        _beats(f"SPCP is better than plain training of {name}", f"{name} SPCP", f"{name} Vanilla") for name in names
+    ]
+
+
+def _compatible_claims(rows: Sequence[Row]) -> list[Claim]:
+    names = [row.name for row in rows if not row.name.endswith("+SPCP")]
+    return [_beats(f"{name} detects better with SPCP", f"{name}+SPCP", name) for name in names]
+
+
+def _pattern_claims(rows: Sequence[Row]) -> list[Claim]:
+    names = dict.fromkeys(label(row).rpartition(" ")[0] for row in rows)
+    measures = (("contributions", "top 1 %"), ("contributions", "participation ratio"))
+    pairs = tuple((f"{name} SPCP".strip(), f"{name} Vanilla".strip()) for name in names)
+    return [Claim("With SPCP contributions are spread over more weights", pairs, measures)]
+
+
+def _auto_claims(rows: Sequence[Row]) -> list[Claim]:
+    return [
+        _beats("rho_norm = auto detects better than plain training", "SPCP, auto", "Vanilla"),
+        _beats("rho_norm = auto comes within a point of the grid's winner", "SPCP, auto", "SPCP", margin=1.0),
+    ]
+
+
+def _view_claims(rows: Sequence[Row]) -> list[Claim]:
+    claims = []
+    for kind in ("plain", "SPCP"):
+        two = f"{kind} network: two views"
+        claims += [
+            _beats(f"Two views of the {kind} network come within a point of each", two, *(
+                f"{kind} network: {view} view" for view in ("plain", "bounded")), margin=1.0),
+        ]  # fmt: skip
+    claims.append(
+        _beats("Two views of the SPCP network are better than the paper's score", two, "SPCP network: bounded view")
+    )
+    return claims
+
+
+def _simple(better: str, other: str, says: str) -> Callable[[Sequence[Row]], list[Claim]]:
+    return lambda rows: [_beats(says, better, other)]
+
+
+def label(row: Row) -> str:
+    """What a row is called in tables."""
+    return f"{row.backbone} {row.name}".strip()
+
+
+CIFAR100 = ("cifar100",)
+EXPERIMENTS: Mapping[str, Experiment] = {
+    "cifar10": Experiment(
+        "CIFAR-10: every method", _main, ("cifar10",), ("cifar", "appendix-r1", "appendix-r2"), _main_claims
+    ),
+    "cifar100": Experiment(
+        "CIFAR-100: every method", _main, CIFAR100, ("cifar", "appendix-r3", "appendix-r4"), _main_claims
+    ),
+    "imagenet200": Experiment(
+        "ImageNet-200: every method",
+        _main,
+        ("imagenet200",),
+        ("imagenet", "appendix-r5", "appendix-r6"),
+        _main_claims,
+    ),
+    "ablation-stage": Experiment(
+        "Truncating in training, at inference, or both", _stage, CIFAR100, ("ablation-stage",), _stage_claims
+    ),
+    "ablation-rho": Experiment("How much to cut: rho_norm", _rho, CIFAR100, figures=("curves",)),
+    "ablation-beta": Experiment(
+        "How fast the threshold follows: beta", _beta, CIFAR100, claims=_beta_claims, figures=("curves",)
+    ),
+    "ablation-lambda0": Experiment(
+        "Where the threshold starts: lambda_0", _lambda, CIFAR100, claims=_lambda_claims, figures=("curves",)
+    ),
+    "fixed-threshold": Experiment(
+        "A threshold fixed at the value that SPCP's ends with",
+        _fixed,
+        ("cifar10",),
+        ("adaptive",),
+        _simple("SPCP", "Fixed", "A threshold that adapts is better than a fixed one"),
+    ),
+    "l2": Experiment("A penalty on the classifier's weights instead", _l2, CIFAR100, ("l2",), _l2_claims),
+    "backbones": Experiment("Other networks", _backbones, CIFAR100, ("backbone",), _backbone_claims),
+    "compatibility": Experiment(
+        "Together with other detectors", _compatibility, CIFAR100, ("compatibility",), _compatible_claims
+    ),
+    "itp": Experiment(
+        "Against ITP, which prunes contributions at inference",
+        _itp,
+        ("cifar10", "imagenet200"),
+        ("itp",),
+        _simple("SPCP", "ITP", "SPCP is better than ITP"),
+    ),
+    "overhead": Experiment(
+        "What it costs",
+        _costs,
+        ("cifar10", "imagenet200"),
+        ("overhead",),
+        lambda rows: [
+            _beats(
+                "SPCP adds less than 10 % to a training step and to inference",
+                "+SPCP",
+                "Vanilla",
+                measures=(("training", "ratio"), ("inference", "ratio")),
+                margin=0.1,
+            )
+        ],
+        measure="time",
+    ),
+    "audio": Experiment(
+        "Sounds",
+        _pair,
+        ("audio",),
+        ("audio",),
+        _simple("SPCP", "Vanilla", "SPCP is better than plain training on sounds"),
+    ),
+    "patterns": Experiment(
+        "Which weights carry the predictions",
+        _backbones,
+        CIFAR100,
+        claims=_pattern_claims,
+        measure="sparsity",
+        figures=("patterns",),
+    ),
+    "scores": Experiment("How known and odd inputs score", _pair, ("cifar10",), figures=("scores",)),
+    "hyperparameters": Experiment("All three hyperparameters", _hyperparameters, CIFAR100, figures=("curves",)),
+    "feature-norms": Experiment(
+        "Who misses what: features larger or smaller than those of known inputs",
+        _views,
+        ("cifar10",),
+        measure="norms",
+        figures=("norms",),
+        note="Not in the paper.",
+    ),
+    "rho-auto": Experiment(
+        "rho_norm without a search", _auto, ("cifar10",), claims=_auto_claims, note="Not in the paper."
+    ),
+    "two-views": Experiment(
+        "Plain and truncated logits of one pass", _views, ("cifar10",), claims=_view_claims, note="Not in the paper."
+    ),
+}
+PAPERS = tuple(name for name, own in EXPERIMENTS.items() if not own.note)
+
+
+def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:
+    """What an experiment runs on: the paper's benchmarks, or what stands in for them."""
+    own = EXPERIMENTS[name].benchmarks
+    if own == ("audio",):
+        return (budget.audio,)
+    if budget.stand_in is not None:
+        return (budget.stand_in,)
+    if not budget.tunes or name in own:  # the paper's setting; or one benchmark's own table
+        return own
+    return ("cifar10",)
+
+
+def rows_of(name: str, lab: Lab) -> list[Row]:
+    """All rows of an experiment, each with the benchmark it runs on."""
+    return [
+        dataclasses.replace(row, benchmark=benchmark)
+        for benchmark in benchmarks_of(name, lab.budget)
+        for row in EXPERIMENTS[name].rows(lab, benchmark)
+    ]
+
+
+def paper_backbone(row: Row) -> str:
+    """By which name the paper's tables file a row."""
+    return row.backbone or "ResNet-18"

@@ -1,0 +1,180 @@
+"""Where experiments are done: runs are trained and scored once, wherever they are asked for, and kept."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..atomic import written
+from ..contributions import RhoNorm, SPCPLinear
+from ..data import Benchmark, load_benchmark
+from ..evaluation import Evaluation
+from ..features import Features
+from ..objectives import METHODS
+from ..progress import track
+from ..training import Config, config_for, read_metrics, train
+from ..tuning import choose
+from . import audio
+from .budgets import Budget
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of a table: how a network is trained, and how it scores."""
+
+    name: str  # as the paper's tables have it
+    method: str = "plain"
+    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
+    settings: Mapping[str, Any] = field(default_factory=dict)  # others of the run: network, width, ...
+    detector: str | None = None  # None: the method's own
+    head: str = "truncating"  # "plain": bounded in training only; "fitted": at inference only
+    backbone: str = ""  # as the paper calls it, where a table compares several
+    benchmark: str = ""  # the paper's; set by the experiment
+
+
+class Lab:
+    """A budget, a folder and seeds.
+
+    Args:
+        budget: what runs cost.
+        folder: for the runs, by benchmark, method and seed, and for banks of features.
+        seeds: how many, from 0 on; None: the budget's.
+        root: of data, see `load_benchmark`.
+        say: told what is going on.
+    """
+
+    def __init__(
+        self,
+        budget: Budget,
+        folder: str | Path,
+        *,
+        seeds: int | None = None,
+        root: str | Path | None = None,
+        say: Callable[[str], None] = print,
+    ) -> None:
+        self.budget, self.folder, self.root, self.say = budget, Path(folder).expanduser(), root, say
+        self.seeds = tuple(range(budget.seeds if seeds is None else seeds))
+        self._benchmarks: dict[str, Benchmark] = {}
+        self._chosen: dict[str, float] = {}
+        self._open: dict[Path, Evaluation] = {}  # the last one, with its features
+
+    def benchmark(self, name: str) -> Benchmark:
+        """By name, read once."""
+        if name not in self._benchmarks:
+            make = audio.BENCHMARKS.get(name)
+            self._benchmarks[name] = load_benchmark(name, self.root) if make is None else make(self.root)
+        return self._benchmarks[name]
+
+    def config(self, row: Row, seed: int) -> Config:
+        """The settings of a row's run: the paper's, but for what the budget and then the row change."""
+        base = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
+        options = dict(row.options)
+        if METHODS[row.method][1].get("rho_norm", 0) is None and "rho_norm" not in options and self.budget.tunes:
+            options["rho_norm"] = self.rho_norm(row.benchmark)
+        if row.method == "fixed" and "initial_threshold" not in options:  # what SPCP's own came to
+            other = dataclasses.replace(row, method="spcp", options={"rho_norm": options["rho_norm"]})
+            options["initial_threshold"] = read_metrics(self.run(other, seed))[-1]["threshold"]
+        root = None if self.root is None else str(self.root)
+        config = config_for(row.benchmark, row.method, **base, options=options, seed=seed, root=root)
+        if METHODS[row.method][0].pretrained:
+            plain = dataclasses.replace(row, method="plain", options={})
+            config = dataclasses.replace(config, start=str(self.run(plain, seed).resolve()))
+        return config
+
+    def run(self, row: Row, seed: int) -> Path:
+        """The folder of a row's run, which is trained first if it is not done."""
+        config = self.config(row, seed)
+        words = {**row.settings, **row.options}
+        if "rho_norm" in config.options:
+            words["rho_norm"] = config.options["rho_norm"]
+        name = ",".join([row.method, *(f"{key}={_short(value)}" for key, value in sorted(words.items()))])
+        folder = self.folder / "runs" / row.benchmark / name / f"seed-{seed}"
+        if len(read_metrics(folder)) < config.epochs:
+            self.say(f"train: {row.benchmark} {name} seed {seed}")
+            train(config, folder, benchmark=self.benchmark(row.benchmark))
+        return folder
+
+    def tracked(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
+        """Every seed of every row, with a bar. Rows that share a run come in turn, to share its features."""
+        kinds = list(dict.fromkeys((row.benchmark, row.method, repr(row.options), repr(row.settings)) for row in rows))
+        ordered = sorted(
+            rows, key=lambda row: kinds.index((row.benchmark, row.method, repr(row.options), repr(row.settings)))
+        )
+        jobs = [(seed, row) for seed in self.seeds for row in ordered]
+        return track(jobs, "runs", len(jobs))
+
+    def evaluation(self, row: Row, seed: int) -> Evaluation:
+        """Of a row's run, with the head that the row scores with."""
+        run = self.run(row, seed)
+        if run not in self._open:
+            self._open = {run: Evaluation(run, self.benchmark(row.benchmark), folder=self.folder / "banks")}
+        own = self._open[run]
+        if row.head == "truncating":
+            return own
+        head: str | nn.Linear = row.head
+        if row.head == "fitted":
+            head = fitted_head(own.features("train"), own.head, self.rho_norm(row.benchmark))
+        return Evaluation(own.model, own.benchmark, objective=own.objective, head=head, folder=self.folder / "banks")
+
+    def scored(self, row: Row, seed: int) -> dict[str, Any]:
+        """Accuracy, and the measures of every set, of a row's run: {"accuracy": ..., "rows": [...]}; kept beside it."""
+        run = self.run(row, seed)
+        detector = row.detector or METHODS[row.method][0].detector
+        rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
+        path = run / "scored" / f"{detector}-{row.head}{rho_norm}.json"
+        if path.exists() and path.stat().st_mtime > (run / "last.safetensors").stat().st_mtime:
+            kept: dict[str, Any] = json.loads(path.read_text())
+            return kept
+        own = self.evaluation(row, seed)
+        table = own.table([detector], search=own.benchmark.val is not None)
+        found = {"accuracy": table.rows[0]["accuracy"], "rows": [dict(line) for line in table.rows]}
+        with written(path) as file:
+            file.write((json.dumps(found, indent=1) + "\n").encode())
+        return found
+
+    def rho_norm(self, benchmark: str) -> float:
+        """By the paper's rule: the one of the grid that is best on validation data, over all seeds."""
+        if not self.budget.tunes:
+            return float(config_for(benchmark, "spcp").options["rho_norm"])
+        if benchmark not in self._chosen:
+            areas = {value: self.validated(benchmark, value) for value in self.budget.grid}
+            self._chosen[benchmark] = choose(areas)
+            self.say(f"chosen on validation data of {benchmark}: rho_norm {self._chosen[benchmark]:g}")
+        return self._chosen[benchmark]
+
+    def validated(self, benchmark: str, rho_norm: float) -> list[float]:
+        """AUROC of energy on validation data, in percent, seed by seed."""
+        row = Row("SPCP", "spcp", {"rho_norm": rho_norm}, benchmark=benchmark)
+        return [self.validation(row, seed) for seed in self.seeds]
+
+    def validation(self, row: Row, seed: int) -> float:
+        """AUROC of a row's detector on validation data, in percent; kept."""
+        run = self.run(row, seed)
+        path = run / "scored" / "validation.json"
+        if not path.exists():
+            own = self.evaluation(row, seed)
+            with written(path) as file:
+                file.write(json.dumps(own.validation_auroc(METHODS[row.method][0].detector)).encode())
+        return float(json.loads(path.read_text()))
+
+
+def fitted_head(known: Features, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLinear:
+    """A plain head that truncates at inference: at the mean over training samples of their quantiles."""
+    K, D = head.weight.shape
+    bounded = SPCPLinear(D, K, head.bias is not None, rho_norm=rho_norm, beta=1.0, truncate="infer")
+    bounded.load_state_dict(head.state_dict(), strict=False)
+    with torch.no_grad():
+        estimates = torch.cat([bounded.estimate(h) for h, *_ in known.parts()])
+    bounded.threshold.fill_(estimates.double().mean())
+    return bounded.eval().requires_grad_(False)
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, float) else str(value)

@@ -1,0 +1,131 @@
+"""What is measured of the rows of an experiment: by row, column and metric, a number for each seed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ..contributions.patterns import pattern_of
+from ..networks.base import evaluating
+from ..training.settings import build_network, build_objective
+from . import audio
+from .catalogue import label
+from .lab import Lab, Row
+
+Measure = tuple[str, str]  # column ("near", "tin", "id", ...) and metric ("AUROC", "ACC", ...)
+Values = dict[str, dict[Measure, list[float]]]  # by row, then by measure, a value a seed
+HIGHER = {"AUROC", "ACC", "participation ratio"}  # is better; of all other metrics lower is
+
+STEPS, BATCH = 20, 128  # of which a timing is the median; images in each
+
+
+def detection(lab: Lab, rows: Sequence[Row]) -> Values:
+    """AUROC and FPR95 on every set and group, and accuracy."""
+    found: Values = {}
+    for seed, row in lab.tracked(rows):
+        own = found.setdefault(label(row), {})
+        scored = lab.scored(row, seed)
+        for line in scored["rows"]:
+            column = line["group"] if line["set"] == "mean" else line["set"]
+            for metric in ("auroc", "fpr95"):
+                own.setdefault((column, metric.upper()), []).append(line[metric])
+        if row.benchmark in audio.BENCHMARKS:  # the paper's table has one column for all
+            sets = [line for line in scored["rows"] if line["set"] != "mean"]
+            for metric in ("auroc", "fpr95"):
+                mean = sum(line[metric] for line in sets) / len(sets)
+                own.setdefault(("ood", metric.upper()), []).append(mean)
+        own.setdefault(("id", "ACC"), []).append(scored["accuracy"])
+    return found
+
+
+def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
+    """How few weights carry the mean contributions on known test inputs."""
+    found: Values = {}
+    for seed, row in lab.tracked(rows):
+        own = lab.evaluation(row, seed)
+        pattern = pattern_of((h for h, *_ in own.features("test").parts()), own.head)
+        values = found.setdefault(label(row), {})
+        shares = pattern.sparsity()
+        for metric, value in (
+            ("top 1 %", 100 * shares.top_1_percent),
+            ("top 10 %", 100 * shares.top_10_percent),
+            ("participation ratio", shares.participation_ratio),
+            ("cut %", 100 * float(pattern.cut.mean())),
+        ):
+            values.setdefault(("contributions", metric), []).append(value)
+    return found
+
+
+def norms(lab: Lab, rows: Sequence[Row]) -> Values:
+    """AUROC of each row, and how long the features of each set are: their mean norm over that of known test inputs."""
+    found = detection(lab, rows)
+    for seed, row in lab.tracked(rows):
+        own = lab.evaluation(row, seed)
+        known = own.features("test").h.norm(dim=1).mean()
+        for role in own.benchmark.sets():
+            group, _, name = role.partition("/")
+            if group in ("near", "far"):
+                ratio = float(own.features(role).h.norm(dim=1).mean() / known)
+                found[label(row)].setdefault((name, "norm ratio"), []).append(ratio)
+    return found
+
+
+def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
+    """A training step and inference, on as many images as the paper's, in seconds, and as multiples of the first row's.
+
+    Methods take turns step by step, so that whatever else the machine does meets all of them alike.
+    """
+    found: Values = {}
+    for benchmark in dict.fromkeys(row.benchmark for row in rows):
+        own = [row for row in rows if row.benchmark == benchmark]
+        inputs = lab.benchmark(benchmark).inputs()
+        for seed in lab.seeds:
+            torch.manual_seed(seed)
+            x = torch.randn(BATCH, *inputs.shape)
+            y = torch.randint(len(inputs.classes), (BATCH,))
+            made = [_trainee(lab, row, inputs, seed) for row in own]
+            for column, step in (("training", _training), ("inference", _inference)):
+                times: list[list[float]] = [[] for _ in own]
+                for turn in range(STEPS + 2):
+                    for trainee, kept in zip(made, times, strict=True):
+                        started = time.perf_counter()
+                        step(trainee, x, y)
+                        if turn > 1:  # after two to warm up
+                            kept.append(time.perf_counter() - started)
+                middle = [float(torch.tensor(kept).median()) for kept in times]
+                for row, value in zip(own, middle, strict=True):
+                    values = found.setdefault(label(row), {})
+                    values.setdefault((column, "seconds"), []).append(value)
+                    values.setdefault((column, "ratio"), []).append(value / middle[0])
+    return found
+
+
+def _trainee(lab: Lab, row: Row, inputs: Any, seed: int) -> tuple[Any, Any, Any]:
+    config = lab.config(row, seed)
+    network, objective = build_network(config, inputs), build_objective(config)
+    objective.prepare(network, 1000)
+    return network, objective, torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+
+
+def _training(trainee: tuple[Any, Any, Any], x: torch.Tensor, y: torch.Tensor) -> None:
+    network, objective, optimizer = trainee
+    optimizer.zero_grad()
+    objective(network, x, y)[0].backward()
+    optimizer.step()
+
+
+def _inference(trainee: tuple[Any, Any, Any], x: torch.Tensor, y: torch.Tensor) -> None:
+    network, objective, _ = trainee
+    with evaluating(network, objective):
+        objective.outputs(network, x)
+
+
+MEASURES: Mapping[str, Callable[[Lab, Sequence[Row]], Values]] = {
+    "detection": detection,
+    "sparsity": sparsity,
+    "norms": norms,
+    "time": seconds,
+}

@@ -1,0 +1,60 @@
+"""The figures of the paper's tables, as `paper.csv` holds them."""
+
+from __future__ import annotations
+
+import csv
+import functools
+from importlib import resources
+from typing import NamedTuple
+
+# What the paper calls benchmarks and sets.
+BENCHMARKS = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "imagenet200": "ImageNet-200"}
+BENCHMARKS |= {"kinetics-sound": "Kinetics-Sound"}
+SETS = {
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "tin": "TIN",
+    "mnist": "MNIST",
+    "svhn": "SVHN",
+    "texture": "Textures",
+    "places365": "Places365",
+    "ssb_hard": "SSB-hard",
+    "ninco": "NINCO",
+    "inaturalist": "iNaturalist",
+    "openimage_o": "OpenImage-O",
+}
+
+
+class Figure(NamedTuple):
+    """A mean over the paper's three seeds, and its deviation if that is given."""
+
+    mean: float
+    std: float | None
+
+
+@functools.cache
+def figures() -> dict[tuple[str, str, str, str, str, str], Figure]:
+    """All of them, by table, benchmark, backbone, method, column and metric."""
+    text = resources.files(__package__).joinpath("paper.csv").read_text(encoding="utf-8")
+    return {
+        (row["table"], row["benchmark"], row["backbone"], row["method"], row["column"], row["metric"]): Figure(
+            float(row["mean"]), float(row["std"]) if row["std"] else None
+        )
+        for row in csv.DictReader(text.splitlines())
+    }
+
+
+def figure(
+    tables: tuple[str, ...], benchmark: str, backbone: str, method: str, column: str, metric: str
+) -> Figure | None:
+    """One figure, from the first of the tables that has it; None if none has.
+
+    >>> figure(("cifar",), "cifar10", "ResNet-18", "SPCP", "far", "AUROC")
+    Figure(mean=94.55, std=0.26)
+    """
+    for table in tables:
+        for own in (backbone, ""):  # some tables name none
+            key = (table, BENCHMARKS.get(benchmark, benchmark), own, method, SETS.get(column, column), metric)
+            if key in figures():
+                return figures()[key]
+    return None
