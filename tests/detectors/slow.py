@@ -356,6 +356,34 @@ def mos(z: np.ndarray, groups: list[list[int]]) -> np.ndarray:
     return out
 
 
+def mean_support(h: np.ndarray, W: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Mean over {d: W_kd h_d > 0} of W_kd h_d, where k is the class with the largest logit; 0 if there is none."""
+    out, z = np.zeros(len(h)), logits(h, W, b)
+    for i in range(len(h)):
+        k = int(z[i].argmax())
+        positive = [float(W[k, d]) * float(h[i, d]) for d in range(W.shape[1]) if float(W[k, d]) * float(h[i, d]) > 0]
+        out[i] = sum(positive) / len(positive) if positive else 0.0
+    return out
+
+
+def two_views(h: np.ndarray, W: np.ndarray, b: np.ndarray, H: np.ndarray, lam: float | None = None) -> np.ndarray:
+    """The smaller of the shares of known samples that score lower, by plain and by truncated energy."""
+    if lam is None:
+        lam = float(mean_support(H, W, b).mean())
+    out = np.full(len(h), np.inf)
+    for bound in (None, lam):
+        known, own = np.sort(energy(logits(H, W, b, bound))), energy(logits(h, W, b, bound))
+        n, scale = len(known), known.std()
+        for i, s in enumerate(own):
+            p = np.interp(s, known, np.arange(1, n + 1) / (n + 1))
+            if s < known[0]:
+                p = math.exp((s - known[0]) / scale) / (n + 1)
+            if s > known[-1]:
+                p = 1 - math.exp((known[-1] - s) / scale) / (n + 1)
+            out[i] = min(out[i], p)
+    return out
+
+
 def auroc(id_scores: np.ndarray, ood_scores: np.ndarray) -> float:
     """Share of pairs (i, o) with id_i > ood_o, ties count half."""
     total = 0.0

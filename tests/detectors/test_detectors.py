@@ -83,6 +83,7 @@ def reference(name: str, score: Score, head: nn.Linear, data: Features, fit: Fea
         "nnguide": lambda: slow.nnguide(h, z, H[guides], Z[guides], o["k"]),
         "nci": lambda: slow.nci(h, z, W, H, o["alpha"]),
         "relation": lambda: slow.relation(h, z, H, Z, o["power"]),
+        "two-views": lambda: slow.two_views(h, W, b, H, lam),
         "mos": lambda: slow.mos(z, GROUPS),
     }
     return table[name]()

@@ -7,13 +7,25 @@ import torch
 from torch import nn
 
 from spcp import apply_spcp, find_classifier
-from spcp.networks import Network, adapt, audio_cnn, cnn, densenet100, mlp, resnet18, resnet18_224, wideresnet28
+from spcp.networks import (
+    Network,
+    adapt,
+    audio_cnn,
+    cnn,
+    densenet100,
+    mlp,
+    resnet10,
+    resnet18,
+    resnet18_224,
+    wideresnet28,
+)
 
 SMALL: dict[str, tuple[Callable[[], Network], tuple[int, ...], int]] = {
     "resnet18": (lambda: resnet18(7, width=8), (3, 32, 32), 64),
     "resnet18_224": (lambda: resnet18_224(7, width=8), (3, 96, 96), 64),
     "wideresnet28": (lambda: wideresnet28(7, width=1), (3, 32, 32), 64),
     "densenet100": (lambda: densenet100(7, width=4), (3, 32, 32), 114),
+    "resnet10": (lambda: resnet10(7, width=8), (3, 32, 32), 512),
     "cnn": (lambda: cnn(7, width=8), (1, 28, 28), 64),
     "audio_cnn": (lambda: audio_cnn(7, width=4), (1, 40, 101), 64),
     "mlp": (lambda: mlp(7, inputs=20, width=32), (20,), 32),

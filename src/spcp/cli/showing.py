@@ -31,6 +31,7 @@ def demo_command(
 def reproduce_command(
     name: Annotated[str | None, Argument(help="Of a table or figure; without it, all are listed.")] = None,
     budget: Annotated[str, Option("--budget", "-b", help="full, cpu, small or smoke.")] = "cpu",
+    only: Annotated[str | None, Option(help="Rows or networks, with commas between them; default: all.")] = None,
     seeds: Annotated[int | None, Option(help="Networks of each kind; default: the budget's.", min=1)] = None,
     root: Root = None,
     out: Annotated[Path, Option("--out", "-o", help="Folder for runs and results.")] = Path("reproduce"),
@@ -52,7 +53,8 @@ def reproduce_command(
         for key, one in BUDGETS.items():
             note(f"--budget {key}: {one.says}")
         return
-    found = reproduce(name, budget, out, seeds=seeds, root=root, say=note)
+    chosen = None if only is None else [own.strip() for own in only.split(",") if own.strip()]
+    found = reproduce(name, budget, out, only=chosen, seeds=seeds, root=root, say=note)
     rows = []
     for cell in found.cells:
         paper, difference = cell.paper or (None, None), cell.difference or (None, None, None)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
 import logging
 import os
 from collections.abc import Iterator, Mapping
@@ -125,6 +126,7 @@ def load_benchmark(name: str | Path, root: str | Path | None = None, *, strict: 
     return benchmark
 
 
+@functools.cache  # a second or two, and it is never changed
 def _digits() -> Benchmark:
     train, val, test = embedded.mnist5k()
     uniform = dataclasses.replace(noise("uniform", train, 1000), name="noise")

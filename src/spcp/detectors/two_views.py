@@ -16,11 +16,11 @@ class TwoViews(Score):
     """The smaller of two conformal p-values, of the energy of plain and of truncated logits.
 
     Plain energy misses odd inputs whose features are larger than those of known ones, truncated energy those whose
-    features are smaller. `p(s) = (1 + #{known <= s}) / (1 + n)`, over n validation samples; in between and below them
-    linear, so that there are no ties. A plain network is truncated at the mean of what `SPCPLinear.estimate` says of
-    validation samples.
+    features are smaller. `p` is the share of n validation samples that score lower, see `p_value`. A plain network is
+    truncated at the mean over validation samples of `threshold_estimate`.
     """
 
+    paper = "none: a proposal of this library, see its results"
     formula = "min(p(logsumexp(z_plain)), p(logsumexp(z_truncated)))"
     cost = "one pass; the head twice; keeps two numbers for each of n validation samples"
     reads = "head"
@@ -39,13 +39,17 @@ class TwoViews(Score):
         """Learn where to cut, if the head does not know, and what known samples score."""
         device, own = head.weight.device, threshold_of(head)
         if own is None:
-            W, b = head.weight, head.bias
-            parts = [threshold_estimate(entering(h.to(device), head), W, b, self.rho_norm) for h, *_ in data.parts()]
+            parts = [self._estimate(h.to(device), head) for h, *_ in data.parts()]
             own = torch.cat(parts).double().mean().float()
         self.threshold = own.clone()
         views = [self._views(h.to(device), head) for h, *_ in data.parts()]
         self.plain, self.bounded = (torch.cat(view).double().sort().values for view in zip(*views, strict=True))
         return self.to(device)
+
+    def _estimate(self, h: Tensor, head: nn.Linear) -> Tensor:
+        """Where a plain head should be cut, by each sample."""
+        h = entering(h.to(head.weight.dtype), head)
+        return threshold_estimate(h, head.weight, head.bias, self.rho_norm)
 
     def _views(self, h: Tensor, head: nn.Linear) -> tuple[Tensor, Tensor]:
         """Energies of both."""
@@ -59,21 +63,20 @@ class TwoViews(Score):
 
 
 def p_value(scores: Tensor, known: Tensor) -> Tensor:
-    """`(1 + #{known <= s}) / (1 + n)`, and linear between the sorted known scores.
+    """The share of known samples that score lower: `i / (1 + n)` at the i-th of them, and linear in between.
 
-    Beyond them it goes on, ever more slowly, so that what is odder than all that is known is still in order.
+    Beyond them it goes on exponentially, to 0 and to 1, so that what is odder than all that is known is still in order.
 
     >>> known = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
     >>> p_value(torch.tensor([1.0, 2.0, 3.0, 4.0]), known).tolist()
-    [0.5, 0.75, 0.875, 1.0]
+    [0.25, 0.5, 0.625, 0.75]
     """
     s, n = scores.double(), len(known)
-    right = torch.searchsorted(known, s, right=True)  # how many are no larger
-    low, high = known[(right - 1).clamp(min=0)], known[right.clamp(max=n - 1)]
-    share = ((s - low) / (high - low).clamp(min=1e-300)).clamp(0, 1)
-    inside = (1 + right + share) / (1 + n)
-    spread = (known[-1] - known[0]).clamp(min=1e-12)
-    below = torch.exp((s - known[0]) / spread * n) / (1 + n)  # falls from 1 / (1 + n) to 0
-    above = 2 - torch.exp(-(s - known[-1]).clamp(min=0) / spread)
-    found = torch.where(s < known[0], below, torch.where(s >= known[-1], above, inside))
+    count = torch.searchsorted(known, s, right=True)  # (B,), of known ones that score no more
+    low, high = known[(count - 1).clamp(min=0)], known[count.clamp(max=n - 1)]
+    scale = known.std(correction=0).clamp(min=1e-12)
+    between = count + (s - low) / (high - low).clamp(min=1e-300)
+    below = torch.exp((s - known[0]).clamp(max=0) / scale)
+    above = n + 1 - torch.exp((known[-1] - s).clamp(max=0) / scale)
+    found = torch.where(count == 0, below, torch.where(count == n, above, between)) / (1 + n)
     return found.to(scores.dtype)

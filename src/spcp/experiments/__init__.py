@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ def reproduce(
     budget: str = "cpu",
     folder: str | Path = "reproduce",
     *,
+    only: Sequence[str] | None = None,
     seeds: int | None = None,
     root: str | Path | None = None,
     say: Callable[[str], None] = print,
@@ -42,6 +43,7 @@ def reproduce(
         name: of `EXPERIMENTS`.
         budget: of `BUDGETS`.
         folder: for everything.
+        only: rows by name, or by backbone; None: all.
         seeds: how many; None: the budget's.
         root: of data, see `load_benchmark`.
         say: told what is going on.
@@ -56,7 +58,7 @@ def reproduce(
     torch.set_num_threads(BUDGETS[budget].threads or threads)
     try:
         lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, say=say)
-        found = outcome(name, budget, lab)
+        found = outcome(name, budget, lab, only)
         figures = {kind: drawing.FIGURES[kind](lab, found) for kind in EXPERIMENTS[name].figures}
         page.write(found, figures, folder / name)
     finally:
@@ -64,10 +66,10 @@ def reproduce(
     return found
 
 
-def outcome(name: str, budget: str, lab: Lab) -> Outcome:
+def outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None) -> Outcome:
     """Measure all rows, and compare them with the paper's and with each other."""
     own = EXPERIMENTS[name]
-    rows = rows_of(name, lab)
+    rows = rows_of(name, lab, only)
     measured = MEASURES[own.measure](lab, rows)
     theirs = dict(_published(own, rows, measured))
     cells = tuple(
@@ -76,9 +78,10 @@ def outcome(name: str, budget: str, lab: Lab) -> Outcome:
         for (column, metric), by_seed in values.items()
     )
     means = {key: figure.mean for key, figure in theirs.items()}
-    verdicts = tuple(verdict(claim, measured, means) for claim in own.claims(rows))
+    verdicts = [verdict(claim, measured, means) for claim in own.claims(rows)]
     findings = drawing.norm_findings(measured) if own.measure == "norms" else ()
-    return Outcome(name, own.title, budget, _about(name, budget, lab, rows), cells, verdicts, findings)
+    told = tuple(own for own in verdicts if own.gains)
+    return Outcome(name, own.title, budget, _about(name, budget, lab, rows, only), cells, told, findings)
 
 
 def _published(own: Experiment, rows: list[Row], measured: Values) -> Any:
@@ -92,13 +95,13 @@ def _published(own: Experiment, rows: list[Row], measured: Values) -> Any:
                 yield (label(row), column, metric), found
 
 
-def _about(name: str, budget: str, lab: Lab, rows: list[Row]) -> Mapping[str, Any]:
+def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str] | None) -> Mapping[str, Any]:
     """Where the numbers come from."""
     config = lab.config(next((row for row in rows if row.method == "spcp"), rows[0]), 0)
     size = lab.benchmark(rows[0].benchmark).fewer(config.images).train
     shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
     return {
-        "command": f"spcp reproduce {name} --budget {budget}",
+        "command": f"spcp reproduce {name} --budget {budget}" + (f" --only {','.join(only)}" if only else ""),
         "data": rows[0].benchmark,
         "images": len(size or ()),
         **{key: value for key, value in shown.items() if value is not None},

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..errors import InputError
 from .budgets import Budget
 from .lab import Lab, Row
 
@@ -348,13 +349,20 @@ def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:
     return ("cifar10",)
 
 
-def rows_of(name: str, lab: Lab) -> list[Row]:
-    """All rows of an experiment, each with the benchmark it runs on."""
-    return [
+def rows_of(name: str, lab: Lab, only: Sequence[str] | None = None) -> list[Row]:
+    """The rows of an experiment, each with the benchmark it runs on: all, or those that are named."""
+    rows = [
         dataclasses.replace(row, benchmark=benchmark)
         for benchmark in benchmarks_of(name, lab.budget)
         for row in EXPERIMENTS[name].rows(lab, benchmark)
     ]
+    if only is None:
+        return rows
+    known = dict.fromkeys(own for row in rows for own in (label(row), row.backbone) if own)
+    unknown = next((own for own in only if own not in known), None)
+    if unknown is not None or not only:
+        raise InputError(f"{name}: has no row {unknown!r}; there are {', '.join(known)}")
+    return [row for row in rows if label(row) in only or row.backbone in only]
 
 
 def paper_backbone(row: Row) -> str:

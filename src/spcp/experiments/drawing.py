@@ -12,7 +12,7 @@ from ..errors import need
 from ..report import figures
 from ..report.figures import FAR, KNOWN, NEAR, axes_of
 from ..report.study import Study, gather
-from .catalogue import rows_of
+from .catalogue import label, rows_of
 from .lab import Lab
 from .measures import Values
 from .outcome import Outcome
@@ -61,7 +61,7 @@ def scores(lab: Lab | None, found: Outcome) -> Drawn:
 
 def _study(lab: Lab | None, found: Outcome) -> Study:
     assert lab is not None
-    rows = rows_of(found.name, lab)
+    rows = [row for row in rows_of(found.name, lab) if label(row) in found.rows]
     folders = dict.fromkeys(lab.run(row, 0) for row in rows)
     return gather(
         list(folders),
@@ -112,11 +112,12 @@ def norm_findings(measured: Values) -> tuple[str, ...]:
     for kind in ("plain", "SPCP"):
         x, y = (np.asarray(own) for own in _gains_by_norm(measured, kind))
         agree = int(((x > 1) == (y > 0)).sum())
-        rank = need("scipy.stats", "scipy").spearmanr(x, y)
+        varies = len(set(x)) > 1 and len(set(y)) > 1
+        rank = float(need("scipy.stats", "scipy").spearmanr(x, y).statistic) if varies else 0.0
         said.append(
             f"{kind} networks: where odd features are longer than known ones truncated energy is better, and where "
             f"they are shorter plain energy is, in {agree} of {len(x)} cases (a set and a seed each); rank correlation "
-            f"of length and gain {float(rank.statistic):+.2f}."
+            f"of length and gain {rank:+.2f}."
         )
     return tuple(said)
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..atomic import written
 from ..contributions import RhoNorm, SPCPLinear
-from ..data import Benchmark, load_benchmark
+from ..data import Benchmark, DataSet, load_benchmark, take
 from ..evaluation import Evaluation
 from ..features import Features
 from ..objectives import METHODS
@@ -69,7 +69,8 @@ class Lab:
         """By name, read once."""
         if name not in self._benchmarks:
             make = audio.BENCHMARKS.get(name)
-            self._benchmarks[name] = load_benchmark(name, self.root) if make is None else make(self.root)
+            whole = load_benchmark(name, self.root) if make is None else make(self.root)
+            self._benchmarks[name] = whole if self.budget.samples is None else _cut(whole, self.budget.samples)
         return self._benchmarks[name]
 
     def config(self, row: Row, seed: int) -> Config:
@@ -174,6 +175,19 @@ def fitted_head(known: Features, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLine
         estimates = torch.cat([bounded.estimate(h) for h, *_ in known.parts()])
     bounded.threshold.fill_(estimates.double().mean())
     return bounded.eval().requires_grad_(False)
+
+
+def _cut(benchmark: Benchmark, count: int) -> Benchmark:
+    """Some samples of each set, evenly spaced; all of the training set."""
+
+    def few(data: DataSet) -> DataSet:
+        return take(data, torch.linspace(0, len(data) - 1, min(count, len(data))).round().long())
+
+    groups: dict[str, Any] = {
+        role: {name: few(own) for name, own in getattr(benchmark, role).items()} for role in ("ood_val", "near", "far")
+    }
+    val = None if benchmark.val is None else few(benchmark.val)
+    return dataclasses.replace(benchmark, val=val, test=few(benchmark.test), **groups)
 
 
 def _short(value: Any) -> str:

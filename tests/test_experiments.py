@@ -1,0 +1,208 @@
+"""Every table and figure by name, at the budget that runs in seconds; and what their numbers mean."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import html
+import io
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from spcp import SPCPLinear, cli, fit_threshold
+from spcp.data import load_benchmark
+from spcp.errors import InputError
+from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
+from spcp.experiments.catalogue import Claim, label, rows_of
+from spcp.experiments.outcome import Cell, verdict
+from spcp.training import read_metrics
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All share their runs."""
+    return tmp_path_factory.mktemp("reproduce")
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["reproduce", name, "--budget", "smoke", "--seeds", "1", "--out", str(folder), "--quiet"]
+    monkeypatch.setattr(sys, "argv", ["spcp", *arguments])
+    with pytest.raises(SystemExit) as end:
+        cli.main()
+    out, err = capsys.readouterr()
+    assert end.value.code == 0, err
+    shown = list(csv.DictReader(io.StringIO(out)))
+    made = folder / "smoke" / name
+    found = Outcome.read((made / "outcome.json").read_text())
+    assert {row["row"] for row in shown} == set(found.rows)
+    assert all(np.isfinite(float(row["mean"])) for row in shown)
+    assert len(list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))) == len(shown)
+    assert found.about["command"] == f"spcp reproduce {name} --budget smoke"
+    page, text = html.unescape((made / "report.html").read_text()), (made / "report.md").read_text()
+    assert found.title in page
+    assert found.title in text
+    assert all((made / "figures" / f"{kind}.svg").exists() for kind in EXPERIMENTS[name].figures)
+    papers = [row for row in shown if row["paper"]]
+    assert bool(papers) == bool(EXPERIMENTS[name].tables)
+    for row in papers:
+        assert float(row["difference"]) == pytest.approx(float(row["mean"]) - float(row["paper"]))
+
+
+def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = reproduce("itp", "smoke", folder, seeds=1, say=lambda _: None)
+    monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained again"))
+    monkeypatch.setattr(lab.Lab, "evaluation", lambda *args: pytest.fail("scored again"))
+    again = reproduce("itp", "smoke", folder, seeds=1, say=lambda _: None)
+    assert again.cells == first.cells
+
+
+def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, say=lambda _: None)
+    row = Row("Energy", benchmark="digits")
+    expected = whole.scored(row, 0)
+    own = Lab(BUDGETS["smoke"], tmp_path, seeds=1, say=lambda _: None)
+    train = lab.train
+    monkeypatch.setattr(lab, "train", lambda *args, **kwargs: train(*args, **kwargs, until=1))
+    assert len(read_metrics(own.run(row, 0))) == 1
+    monkeypatch.setattr(lab, "train", train)
+    assert own.scored(row, 0) == expected
+
+
+def test_some_rows(folder: Path) -> None:
+    found = reproduce("cifar10", "smoke", folder, only=["Energy", "SPCP"], seeds=1, say=lambda _: None)
+    assert found.rows == ("Energy", "SPCP")
+    assert found.about["command"].endswith("--only Energy,SPCP")
+    pairs = {(gain.better, gain.other) for own in found.verdicts for gain in own.gains}
+    assert pairs == {("SPCP", "Energy")}
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"name": "cifar1000"}, "no experiment 'cifar1000'; there are cifar10, "),
+        ({"name": "itp", "budget": "huge"}, "no budget 'huge'; there are full, cpu"),
+        ({"name": "itp", "only": ["XYZ"]}, "itp: has no row 'XYZ'; there are ITP, SPCP"),
+        ({"name": "itp", "seeds": 0}, "seeds = 0"),
+        ({"name": "audio", "budget": "full", "root": "."}, "kinetics-sound.toml: is not there"),
+        ({"name": "audio", "budget": "small", "root": "."}, "free-spoken-digits/recordings: is not there; get it from"),
+    ],
+)
+def test_what_cannot_be(options: dict[str, object], words: str, folder: Path) -> None:
+    with pytest.raises(InputError, match=words):
+        reproduce(**({"budget": "smoke", "folder": folder, "say": lambda _: None} | options))  # type: ignore[arg-type]
+
+
+def test_full_is_the_papers_setting(tmp_path: Path) -> None:
+    own = Lab(BUDGETS["full"], tmp_path)
+    config = own.config(Row("SPCP", "spcp", benchmark="cifar100"), 2)
+    assert (config.network, config.epochs, config.batch_size, config.seed) == ("resnet18", 100, 128, 2)
+    assert (config.options["rho_norm"], config.images, config.augment) == (0.5, None, "full")
+    backbones = {row.settings["network"] for row in rows_of("backbones", own)}
+    assert backbones == {"resnet18", "wideresnet28", "densenet100"}
+    assert {row.benchmark for row in rows_of("itp", own)} == {"cifar10", "imagenet200"}
+
+
+class TestPaper:
+    def test_every_figure_is_there(self) -> None:
+        assert len(paper.figures()) == 1202
+
+    def test_every_figure_of_a_table_has_a_row(self, tmp_path: Path) -> None:
+        """Nothing of the paper's tables is left out: each method of each table is a row of its experiment."""
+        own = Lab(BUDGETS["full"], tmp_path)
+        reproduced: dict[str, set[str]] = {}
+        for name, experiment in EXPERIMENTS.items():
+            names = {row.name for row in rows_of(name, own)} if experiment.tables else set()
+            for table in experiment.tables:
+                reproduced.setdefault(table, set()).update(names)
+        for table, _, _, method, _, _ in paper.figures():
+            assert method in reproduced[table], (table, method)
+
+    def test_not_in_the_table(self) -> None:
+        assert paper.figure(("cifar",), "cifar10", "ResNet-18", "SPCP", "moon", "AUROC") is None
+
+
+def test_difference_from_the_paper_is_welchs() -> None:
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.normal(90, 2, 5), rng.normal(92, 1, 3)
+    cell = Cell("SPCP", "far", "AUROC", tuple(ours), (float(theirs.mean()), float(theirs.std())))
+    expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
+    assert cell.difference == pytest.approx((ours.mean() - theirs.mean(), expected.low, expected.high))
+
+
+@pytest.mark.parametrize(
+    ("near", "far", "margin", "word"),
+    [
+        ([5.0, 6.0, 5.5], [4.0, 4.2, 4.1], None, "holds"),
+        ([5.0, 6.0, 5.5], [4.0, -4.2, 4.1], None, "holds in part"),
+        ([-5.0, -6.0, -5.5], [4.0, -4.2, 4.1], None, "does not hold"),
+        ([5.0, -6.0, 5.5], [4.0, -4.2, 4.1], None, "unclear"),
+        ([-0.3, -0.4, -0.2], [-0.1, -0.1, -0.2], 1.0, "holds"),
+        ([-3.0, -3.1, -3.2], [-0.1, -0.1, -0.2], 1.0, "holds in part"),
+    ],
+)
+def test_verdicts(near: list[float], far: list[float], margin: float | None, word: str) -> None:
+    base = [80.0, 70.0, 75.0]
+    better = {
+        (group, "AUROC"): [x + y for x, y in zip(base, own, strict=True)]
+        for group, own in (("near", near), ("far", far))
+    }
+    values = {"a": better, "b": {("near", "AUROC"): base, ("far", "AUROC"): base}}
+    assert verdict(Claim("a is better", (("a", "b"),), margin=margin), values, {}).word == word
+
+
+def test_lower_is_better_for_other_metrics() -> None:
+    values = {name: {("near", "FPR95"): [own, own + 1, own]} for name, own in (("a", 10.0), ("b", 30.0))}
+    found = verdict(Claim("", (("a", "b"),), (("near", "FPR95"),)), values, {("a", "near", "FPR95"): 1.0})
+    assert found.gains[0].points == pytest.approx(20)
+    assert found.gains[0].paper is None  # the other's is not known
+
+
+def test_outcomes_are_read_as_they_were_written(folder: Path) -> None:
+    text = (folder / "smoke" / "ablation-stage" / "outcome.json").read_text()
+    found = Outcome.read(text)
+    assert json.loads(found.json()) == json.loads(text)
+    assert len(text) < 20_000
+
+
+def test_a_head_that_is_bounded_at_inference_only(folder: Path) -> None:
+    """As `fit_threshold` has it."""
+    own = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, say=lambda _: None)
+    row = Row("truncate:infer", head="fitted", benchmark="digits")
+    bounded, plain = own.evaluation(row, 0), own.evaluation(dataclasses.replace(row, head="truncating"), 0)
+    assert isinstance(bounded.head, SPCPLinear)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 10))
+    model.load_state_dict({f"0.{key}": value for key, value in plain.head.state_dict().items()})
+    SPCPLinear.convert_(
+        model[0], rho_norm=own.rho_norm("digits"), beta=None, total_steps=None, initial_threshold=1000.0,
+        truncate="infer", subset=None,
+    )  # fmt: skip
+    assert fit_threshold(model, [plain.features("train").h]) == pytest.approx(float(bounded.head.threshold), rel=1e-5)
+    with torch.no_grad():
+        torch.testing.assert_close(bounded.features("test").z, bounded.head(plain.features("test").h))
+
+
+def test_rows_have_names_of_their_own(tmp_path: Path) -> None:
+    own = Lab(dataclasses.replace(BUDGETS["full"], stand_in="digits"), tmp_path)
+    for name in EXPERIMENTS:
+        names = [label(row) for row in rows_of(name, own)]
+        assert len(set(names)) == len(names), name
+
+
+def test_few_images_are_the_first_of_each_class() -> None:
+    whole = load_benchmark("digits")
+    few = whole.fewer(50)
+    assert few.train is not None
+    assert torch.bincount(few.train.y).tolist() == [5] * 10  # type: ignore[union-attr]
+    assert whole.fewer(None) is whole
+    assert whole.fewer(10**9) is whole
+    with pytest.raises(InputError, match="5 images are too few for 10 classes"):
+        whole.fewer(5)
