@@ -94,3 +94,14 @@ def sparsity(c: Floats) -> dict[str, float]:
         "participation_ratio": float(total**2 / (n * (x**2).sum())),
         "gini": float(pairs / (2 * n * total)),
     }
+
+
+def mean_support(h: Floats, W: Floats, b: Floats | None) -> Array:
+    """Mean of W[k,d] h[d] over {d: W[k,d] h[d] > 0}, where k has the largest logit; 0 if there is none."""
+    c = contributions(h, W)  # (B, K, D)
+    z = c.sum(2) if b is None else c.sum(2) + b.astype(np.float64)  # (B, K)
+    out = np.zeros(len(h))
+    for i in range(len(h)):
+        positive = [float(own) for own in c[i, int(z[i].argmax())] if own > 0]
+        out[i] = sum(positive) / len(positive) if positive else 0.0
+    return out

@@ -29,8 +29,9 @@ from safetensors.torch import load_file
 
 from spcp import SPCPLinear, data, objectives, training
 from spcp.errors import InputError
+from spcp.evaluation import Evaluation
 from spcp.training import loop, run
-from spcp.training.settings import build_objective
+from spcp.training.settings import augmented, build_objective
 
 SCRIPT = Path(training_run.__file__)
 pytestmark = [
@@ -228,7 +229,9 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"network": "resnet19"}, "no network 'resnet19'; there are resnet18, resnet18_224"),
+        ({"augment": "all"}, "augment = 'all' must be"),
+        ({"images": 0}, "images = 0 must be a whole number, at least 1"),
+        ({"network": "resnet19"}, "no network 'resnet19'; there are resnet18, resnet18_224, resnet10"),
         ({"options": {"taw": 3}}, "plain: .*taw"),
         ({"method": "fixed", "options": {"beta": 1.0, "rho_norm": 1.0}}, "fixed: a fixed threshold needs initial_thr"),
         ({"method": "umap"}, "umap: needs a trained network; name a run, or its weights, in `start`"),
@@ -462,6 +465,28 @@ def test_the_papers_settings() -> None:
         build_objective(training.Config(method="spcp"))
     again = training.Config(**json.loads(json.dumps(dataclasses.asdict(spcp))))
     assert again == spcp
+
+
+@pytest.mark.parametrize(("augment", "views"), [("none", 1), ("flip", 2)])
+def test_less_augmentation(augment: str, views: int) -> None:
+    """Images come as they are, or mirrored; never shifted."""
+    x = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
+    known = data.as_set((x, torch.tensor([0, 1])))
+    benchmark = data.own_benchmark({"train": known, "test": known})
+    loader = augmented(benchmark, augment).loader("train", batch_size=2, train=True)
+    seen = [own for epoch in range(20) for x, _ in loader.epoch(epoch, 0) for own in x]
+    plain = next(iter(benchmark.loader("test", batch_size=2)))[0]
+    allowed = [*plain, *plain.flip(3)][: 2 * views]
+    assert all(any(torch.allclose(own, one, atol=1e-5) for one in allowed) for own in seen)
+    assert all(any(torch.allclose(own, one, atol=1e-5) for own in seen) for one in allowed)
+    assert augmented(benchmark, "full") is benchmark
+
+
+def test_trains_on_some_images(tmp_path: Path) -> None:
+    config = training.config_for("digits", epochs=1, width=8, images=100)
+    folder = training.train(config, tmp_path)
+    assert len(training.benchmark_of(folder).train or ()) == 100
+    assert len(Evaluation(folder, "digits").features("train")) == 100
 
 
 def test_a_very_narrow_resnet_trains(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from spcp import SPCPLinear, clip_contributions
+from spcp.contributions import mean_support
 
 from .kernels import numpy
 
@@ -422,3 +423,17 @@ def test_no_warning_in_an_ordinary_step() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         make_head()(features()).sum().backward()
+
+
+def test_auto_follows_the_mean_support() -> None:
+    head = SPCPLinear(30, 10, rho_norm="auto", beta=0.5, initial_threshold=2.0, total_steps=100)
+    h = torch.rand(16, 30)
+    expected = 0.5 * 2.0 + 0.5 * mean_support(h, head.weight, head.bias).mean()
+    z = head(h)
+    torch.testing.assert_close(head.threshold, expected)
+    torch.testing.assert_close(z, clip_contributions(h, head.weight, head.bias, head.threshold))
+    other = SPCPLinear(30, 10, rho_norm=1.0)
+    other.load_state_dict(head.state_dict())
+    assert other.rho_norm == "auto"
+    assert "rho_norm=auto" in repr(other)
+    assert torch.equal(other.eval()(h), head.eval()(h))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spcp import contribution_quantile
-from spcp.contributions import native, triton_kernels
+from spcp.contributions import mean_support, native, threshold_estimate, triton_kernels
 
 from .kernels import ALL_KERNELS, KERNELS, SEEDS, VALUES, close, make, needs_compiler, needs_triton, numpy, sizes
 
@@ -116,3 +116,25 @@ def test_products_that_overflow_are_never_made_up(kernels: ModuleType) -> None:
 def test_a_level_out_of_range_is_named(level: float) -> None:
     with pytest.raises(ValueError, match=r"level is .*between 0 and 1"):
         contribution_quantile(torch.ones(2, 3), torch.ones(4, 3), level)
+
+
+@given(size=sizes(9, 20, 19), bias=st.booleans(), seed=SEEDS)
+def test_mean_support_matches_the_formula(size: tuple[int, int, int], bias: bool, seed: int) -> None:
+    h, W, b, *_ = make(size, "signed", seed)
+    own = b if bias else None
+    expected = reference.mean_support(*numpy(h, W), None if own is None else own.detach().numpy())
+    np.testing.assert_allclose(mean_support(h, W, own), expected, rtol=1e-4, atol=1e-6)
+
+
+def test_mean_support_of_nothing_positive_and_of_nan() -> None:
+    W = torch.tensor([[-1.0, -2.0], [-3.0, -1.0]])
+    h = torch.tensor([[1.0, 1.0], [float("nan"), 1.0]])
+    found = mean_support(h, W)
+    assert found[0] == 0
+    assert found[1].isnan()
+
+
+def test_where_to_cut() -> None:
+    h, W, b, *_ = make((8, 30, 10), "signed", 0)
+    torch.testing.assert_close(threshold_estimate(h, W, b, 2.0), contribution_quantile(h, W, 0.8))
+    torch.testing.assert_close(threshold_estimate(h, W, b, "auto"), mean_support(h, W, b))

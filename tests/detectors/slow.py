@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import reference
 
 
 def logits(h: np.ndarray, W: np.ndarray, b: np.ndarray, lam: float | None = None) -> np.ndarray:
@@ -356,20 +357,10 @@ def mos(z: np.ndarray, groups: list[list[int]]) -> np.ndarray:
     return out
 
 
-def mean_support(h: np.ndarray, W: np.ndarray, b: np.ndarray) -> np.ndarray:
-    """Mean over {d: W_kd h_d > 0} of W_kd h_d, where k is the class with the largest logit; 0 if there is none."""
-    out, z = np.zeros(len(h)), logits(h, W, b)
-    for i in range(len(h)):
-        k = int(z[i].argmax())
-        positive = [float(W[k, d]) * float(h[i, d]) for d in range(W.shape[1]) if float(W[k, d]) * float(h[i, d]) > 0]
-        out[i] = sum(positive) / len(positive) if positive else 0.0
-    return out
-
-
 def two_views(h: np.ndarray, W: np.ndarray, b: np.ndarray, H: np.ndarray, lam: float | None = None) -> np.ndarray:
     """The smaller of the shares of known samples that score lower, by plain and by truncated energy."""
     if lam is None:
-        lam = float(mean_support(H, W, b).mean())
+        lam = float(reference.mean_support(H, W, b).mean())
     out = np.full(len(h), np.inf)
     for bound in (None, lam):
         known, own = np.sort(energy(logits(H, W, b, bound))), energy(logits(h, W, b, bound))

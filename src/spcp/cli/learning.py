@@ -56,7 +56,9 @@ def train_command(
     model: Model = None,
     weights: Weights = None,
     width: Width = None,
-    rho_norm: Annotated[float | None, Option(help="How much to cut; see `spcp tune`.", rich_help_panel=METHOD)] = None,
+    rho_norm: Annotated[
+        str | None, Option(help="How much to cut: a number, see `spcp tune`; or auto.", rich_help_panel=METHOD)
+    ] = None,
     option: Options = [],  # noqa: B006
     epochs: Epochs = None,
     batch_size: BatchSize = None,
@@ -78,7 +80,9 @@ def train_command(
     spcp train --id photos/ --model mypackage.models:build[/dim]
     """
     own = own_data(known, ood, near, ood_val, size, label, flip, benchmark)
-    options = settings(option) | ({} if rho_norm is None else {"rho_norm": rho_norm})
+    options = settings(option)
+    if rho_norm is not None:
+        options["rho_norm"] = how_much(rho_norm)
     if rho_norm is not None and method == "plain":
         raise InputError("--rho-norm is for methods that bound contributions; plain training does not, choose spcp")
     folder = out or Path("runs") / f"{name_of(benchmark, known)}-{method}-{seed}"
@@ -105,6 +109,14 @@ def train_command(
         train(config, folder, benchmark=data)
     note(f"run: {folder}")
     calibrate_if_possible(folder, alpha)
+
+
+def how_much(text: str) -> float | str:
+    """A number, or "auto"."""
+    try:
+        return text if text == "auto" else float(text)
+    except ValueError as error:
+        raise InputError(f"--rho-norm {text}: must be a number, or auto") from error
 
 
 def few_classes(data: Benchmark | None, benchmark: str | None, method: str) -> dict[str, Any]:

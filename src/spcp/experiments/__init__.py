@@ -18,6 +18,7 @@ from .budgets import Budget as Budget
 from .catalogue import EXPERIMENTS as EXPERIMENTS
 from .catalogue import Experiment as Experiment
 from .catalogue import label, paper_backbone, rows_of
+from .findings import FINDINGS
 from .lab import Lab as Lab
 from .lab import Row as Row
 from .measures import MEASURES, Values
@@ -74,12 +75,12 @@ def outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None)
     theirs = dict(_published(own, rows, measured))
     cells = tuple(
         Cell(row, column, metric, tuple(by_seed), theirs.get((row, column, metric)))
-        for row, values in measured.items()
-        for (column, metric), by_seed in values.items()
+        for row in dict.fromkeys(label(row) for row in rows)
+        for (column, metric), by_seed in measured[row].items()
     )
     means = {key: figure.mean for key, figure in theirs.items()}
     verdicts = [verdict(claim, measured, means) for claim in own.claims(rows)]
-    findings = drawing.norm_findings(measured) if own.measure == "norms" else ()
+    findings = FINDINGS[name](measured) if name in FINDINGS and only is None else ()
     told = tuple(own for own in verdicts if own.gains)
     return Outcome(name, own.title, budget, _about(name, budget, lab, rows, only), cells, told, findings)
 
@@ -99,6 +100,7 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
     """Where the numbers come from."""
     config = lab.config(next((row for row in rows if row.method == "spcp"), rows[0]), 0)
     size = lab.benchmark(rows[0].benchmark).fewer(config.images).train
+    loss = lab.final_loss(next((row for row in rows if row.method == "plain"), None))
     shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
     return {
         "command": f"spcp reproduce {name} --budget {budget}" + (f" --only {','.join(only)}" if only else ""),
@@ -106,6 +108,7 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
         "images": len(size or ()),
         **{key: value for key, value in shown.items() if value is not None},
         "rho_norm": lab.rho_norm(rows[0].benchmark),
+        **({} if loss is None else {"training loss of the plain network": loss}),
         "seeds": len(lab.seeds),
         "machine": _machine(),
         "date": datetime.date.today().isoformat(),

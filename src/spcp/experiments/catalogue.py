@@ -166,9 +166,9 @@ def _main_claims(rows: Sequence[Row]) -> list[Claim]:
 def _stage_claims(rows: Sequence[Row]) -> list[Claim]:
     both, none, train, infer = ("truncate:train+infer", "truncate:none", "truncate:train", "truncate:infer")
     return [
-        _beats("Truncation in training and at inference is better than none", both, none),
-        _beats("... and than in training alone", both, train),
-        _beats("... and than at inference alone", both, infer),
+        _beats("Truncation in both stages is better than none", both, none),
+        _beats("Truncation in both stages is better than in training alone", both, train),
+        _beats("Truncation in both stages is better than at inference alone", both, infer),
         _beats("Truncation in training alone is better than none", train, none),
     ]
 

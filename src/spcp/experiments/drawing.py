@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import need
 from ..report import figures
 from ..report.figures import FAR, KNOWN, NEAR, axes_of
 from ..report.study import Study, gather
 from .catalogue import label, rows_of
+from .findings import gains_by_norm
 from .lab import Lab
-from .measures import Values
 from .outcome import Outcome
 
 Drawn = tuple[Any, str]  # a figure and its caption
@@ -76,7 +75,7 @@ def norms(lab: Lab | None, found: Outcome) -> Drawn:
     with axes_of(1, 1, 4.2, 3.0) as (figure, axes):
         axis = axes[0][0]
         for kind, colour, marker in (("plain", NEAR, "o"), ("SPCP", KNOWN, "^")):
-            x, y = _gains_by_norm({own.row: _measures(found, own.row) for own in found.cells}, kind)
+            x, y = gains_by_norm({own.row: _measures(found, own.row) for own in found.cells}, kind)
             axis.scatter(x, y, s=16, color=colour, marker=marker, label=f"{kind} network")
         axis.axhline(0, lw=0.5, color=figures.INK)
         axis.axvline(1, lw=0.5, color=figures.INK)
@@ -92,34 +91,6 @@ def norms(lab: Lab | None, found: Outcome) -> Drawn:
 
 def _measures(found: Outcome, row: str) -> dict[tuple[str, str], list[float]]:
     return {(own.column, own.metric): list(own.by_seed) for own in found.cells if own.row == row}
-
-
-def _gains_by_norm(measured: Values, kind: str) -> tuple[list[float], list[float]]:
-    """For every set and seed: the ratio of norms, and truncated less plain AUROC."""
-    plain, bounded = (measured[f"{kind} network: {view} view"] for view in ("plain", "bounded"))
-    x: list[float] = []
-    y: list[float] = []
-    for (name, metric), ratios in plain.items():
-        if metric == "norm ratio":
-            x += ratios
-            y += [a - b for a, b in zip(bounded[name, "AUROC"], plain[name, "AUROC"], strict=True)]
-    return x, y
-
-
-def norm_findings(measured: Values) -> tuple[str, ...]:
-    """The reading in words: whether truncated energy gains where features are long, and loses where they are short."""
-    said = []
-    for kind in ("plain", "SPCP"):
-        x, y = (np.asarray(own) for own in _gains_by_norm(measured, kind))
-        agree = int(((x > 1) == (y > 0)).sum())
-        varies = len(set(x)) > 1 and len(set(y)) > 1
-        rank = float(need("scipy.stats", "scipy").spearmanr(x, y).statistic) if varies else 0.0
-        said.append(
-            f"{kind} networks: where odd features are longer than known ones truncated energy is better, and where "
-            f"they are shorter plain energy is, in {agree} of {len(x)} cases (a set and a seed each); rank correlation "
-            f"of length and gain {rank:+.2f}."
-        )
-    return tuple(said)
 
 
 FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {

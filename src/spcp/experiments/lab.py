@@ -92,15 +92,19 @@ class Lab:
     def run(self, row: Row, seed: int) -> Path:
         """The folder of a row's run, which is trained first if it is not done."""
         config = self.config(row, seed)
+        folder = self._folder(row, config)
+        if len(read_metrics(folder)) < config.epochs:
+            self.say(f"train: {folder.relative_to(self.folder / 'runs')}")
+            train(config, folder, benchmark=self.benchmark(row.benchmark))
+        return folder
+
+    def _folder(self, row: Row, config: Config) -> Path:
+        """Where the run of a row is: by what tells it from others of the budget."""
         words = {**row.settings, **row.options}
         if "rho_norm" in config.options:
             words["rho_norm"] = config.options["rho_norm"]
         name = ",".join([row.method, *(f"{key}={_short(value)}" for key, value in sorted(words.items()))])
-        folder = self.folder / "runs" / row.benchmark / name / f"seed-{seed}"
-        if len(read_metrics(folder)) < config.epochs:
-            self.say(f"train: {row.benchmark} {name} seed {seed}")
-            train(config, folder, benchmark=self.benchmark(row.benchmark))
-        return folder
+        return self.folder / "runs" / row.benchmark / name / f"seed-{config.seed}"
 
     def tracked(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
         """Every seed of every row, with a bar. Rows that share a run come in turn, to share its features."""
@@ -110,6 +114,13 @@ class Lab:
         )
         jobs = [(seed, row) for seed in self.seeds for row in ordered]
         return track(jobs, "runs", len(jobs))
+
+    def final_loss(self, row: Row | None) -> float | None:
+        """Mean training loss of a row's last epochs; None where there are no runs of it."""
+        if row is None:
+            return None
+        logs = [read_metrics(self._folder(row, self.config(row, seed))) for seed in self.seeds]
+        return sum(own[-1]["loss"] for own in logs) / len(logs) if all(logs) else None
 
     def evaluation(self, row: Row, seed: int) -> Evaluation:
         """Of a row's run, with the head that the row scores with."""

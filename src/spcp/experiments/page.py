@@ -81,20 +81,24 @@ def about(found: Outcome) -> str:
     """Where the numbers come from, in a paragraph."""
     own = found.about
     network = f"{own['network']} of width {own['width']}" if "width" in own else own["network"]
+    key = "training loss of the plain network"
+    loss = f", {key} {own[key]:.3f}" if key in own else ""
     return (
-        f"`{own['command']}`: {own['data']}, {own['images']} training samples, {network}, {own['epochs']} epochs, "
-        f"rho_norm {own['rho_norm']:g}; {own['seeds']} seeds; {own['machine']}; {own['date']}; {own['versions']}."
+        f"`{own['command']}`: {own['data']}, {own['images']} training samples, {network}, {own['epochs']} epochs{loss}"
+        f", rho_norm {own['rho_norm']:g}; {own['seeds']} seeds; {own['machine']}; {own['date']}; {own['versions']}."
     )
 
 
-def cell_words(own: Cell | None) -> str:
-    """Ours, and the paper's in brackets with the difference and its interval."""
+def cell_words(own: Cell | None, brief: bool = False) -> str:
+    """Ours, and the paper's in brackets with the difference and its interval; `brief` leaves those out."""
     if own is None:
         return ""
     digits = 2 if abs(own.mean) >= 1 else 3
     text = f"{own.mean:.{digits}f} ±{own.std:.{digits}f}"
     if own.paper is None or own.difference is None:
         return text
+    if brief:
+        return f"{text} ({own.paper[0]:.2f})"
     points, low, high = own.difference
     interval = "" if math.isnan(low) else f", {low:+.1f} to {high:+.1f}"
     return f"{text} ({own.paper[0]:.2f}: {points:+.1f}{interval})"

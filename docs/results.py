@@ -1,0 +1,190 @@
+"""The page of results, from the small files that `spcp reproduce` writes.
+
+python docs/results.py            # write results.md
+python docs/results.py FOLDER     # after taking over what is below FOLDER (small/, cpu/), and drawing it anew
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from spcp.experiments import EXPERIMENTS, Outcome, drawing
+from spcp.experiments.outcome import Cell
+from spcp.experiments.page import about, cell_words, gain_words, tables
+from spcp.report.figures import as_svg
+
+DOCS = Path(__file__).parent
+KEPT = DOCS / "results"
+SETTINGS = {"small": "Small", "cpu": "CIFAR-10"}
+SAME = ("cifar100", "imagenet200", "hyperparameters")  # the runs of others, beside other figures of the paper
+WORDS = {"unclear": "no clear difference"}
+
+
+NOTE = "<!-- Written by docs/results.py: edit that. -->"
+
+
+def main() -> None:
+    """Take over, and write."""
+    if len(sys.argv) > 1:
+        take_over(Path(sys.argv[1]))
+    (DOCS / "results.md").write_text(page())
+
+
+def take_over(folder: Path) -> None:
+    """Keep the outcomes, and draw what can be drawn of them; other figures are copied."""
+    for budget in SETTINGS:
+        for path in sorted((folder / budget).glob("*/outcome.json")):
+            name = path.parent.name
+            (KEPT / budget).mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, KEPT / budget / f"{name}.json")
+            found = Outcome.read(path.read_text())
+            for kind in EXPERIMENTS[name].figures:
+                picture = KEPT / budget / f"{name}-{kind}.svg"
+                if kind in ("curves", "norms"):
+                    picture.write_text(as_svg(drawing.FIGURES[kind](None, found)[0]))
+                else:
+                    shutil.copy(path.parent / "figures" / f"{kind}.svg", picture)
+
+
+def outcomes() -> dict[str, dict[str, Outcome]]:
+    """All that are kept, by setting and name."""
+    return {
+        budget: {
+            name: Outcome.read((KEPT / budget / f"{name}.json").read_text())
+            for name in EXPERIMENTS
+            if (KEPT / budget / f"{name}.json").exists()
+        }
+        for budget in SETTINGS
+    }
+
+
+HEAD = """# Results
+
+{note}
+
+Does SPCP work, and where? Measured on real data on one machine without a GPU, in two settings that leave the plain
+network as sure of itself as the paper's, its training loss near zero. Everything here comes from `spcp reproduce`, and
+every number carries its seeds, its machine and its date.
+
+{settings}
+
+## In short
+
+{short}
+
+## Claim by claim
+
+A claim **holds** if the difference between networks with the same seed is above 0 on near and on far sets, in every
+comparison that it makes: the 95 % interval over seeds (Student's t) leaves out 0. It **holds in part** if that is so
+for some; it **does not hold** if the difference is the other way round for some and above 0 for none; otherwise there
+is **no clear difference**. Where a claim names a margin, that takes the place of 0. AUROC is of the energy score, if
+not said otherwise.
+
+"""
+
+
+def page() -> str:
+    """The page."""
+    kept = outcomes()
+    lines = [HEAD.format(note=NOTE, settings="\n".join(_settings(kept)), short="\n".join(_short(kept)))]
+    lines += _claims(kept)
+    for budget, title in SETTINGS.items():
+        lines += [f"## {title}", ""]
+        for name, found in kept[budget].items():
+            if name not in SAME:
+                lines += _section(budget, name, found)
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _settings(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
+    told = {
+        "small": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
+        "noise (far)",
+        "cpu": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), with OpenOOD's "
+        "lists; Places365 is missing, and Textures, SVHN and MNIST are not complete",
+    }
+    for budget, title in SETTINGS.items():
+        if kept[budget]:
+            own = kept[budget]["ablation-rho"].about
+            network = own["network"] + (f" of width {own['width']}" if "width" in own else "")
+            yield (
+                f"- **{title}** (`--budget {budget}`): {told[budget]}; {own['images']} training images, {network}, "
+                f"{own['epochs']} epochs, {own['seeds']} seeds; {own['machine']}; {own['date']}. rho_norm "
+                f"{own['rho_norm']:g}, by the paper's rule on validation data."
+            )
+
+
+def _short(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
+    for budget, title in SETTINGS.items():
+        found = kept[budget].get("ablation-stage")
+        if found is None:
+            continue
+        parts = []
+        for group in ("near", "far"):
+            before, after = (_cell(found, f"truncate:{own}", group, "AUROC") for own in ("none", "train+infer"))
+            parts.append(f"{group} {before.mean:.1f} ±{before.std:.1f} → {after.mean:.1f} ±{after.std:.1f}")
+        accuracy = [_cell(found, f"truncate:{own}", "id", "ACC") for own in ("none", "train+infer")]
+        yield (
+            f"- {title}: energy AUROC of plain training → SPCP: {', '.join(parts)}; accuracy "
+            f"{accuracy[0].mean:.1f} → {accuracy[1].mean:.1f}."
+        )
+    for budget, title in SETTINGS.items():
+        found = kept[budget].get("feature-norms")
+        if found is not None:
+            yield from (f"- {title}, {own}" for own in found.findings)
+    yield from SAID
+
+
+def _cell(found: Outcome, row: str, column: str, metric: str) -> Cell:
+    cell = found.cell(row, column, metric)
+    assert cell is not None, (found.name, row, column, metric)
+    return cell
+
+
+# What the tables below come to, in words; to be read again when they change.
+SAID = ()
+
+
+def _claims(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
+    yield "| claim | " + " | ".join(SETTINGS.values()) + " |"
+    yield "|---|" + "---|" * len(SETTINGS)
+    words: dict[tuple[str, str], dict[str, str]] = {}
+    for budget, found in kept.items():
+        for name, own in found.items():
+            if name in SAME:
+                continue
+            for verdict in own.verdicts:
+                words.setdefault((name, verdict.says), {})[budget] = WORDS.get(verdict.word, verdict.word)
+    for (name, says), by in words.items():
+        cells = [f"**{by[budget]}**" if budget in by else "not run" for budget in SETTINGS]
+        yield f"| {says} (`{name}`) | " + " | ".join(cells) + " |"
+    yield ""
+
+
+def _section(budget: str, name: str, found: Outcome) -> Iterator[str]:
+    yield f"### {SETTINGS[budget]}: {found.title}"
+    yield ""
+    yield about(found)
+    yield ""
+    for own in found.verdicts:
+        word = WORDS.get(own.word, own.word)
+        yield f"- {own.says}: **{word}**. " + "; ".join(gain_words(gain) for gain in own.gains) + "."
+    yield from (f"- {own}" for own in found.findings)
+    if found.verdicts or found.findings:
+        yield ""
+    for table in tables(found)[: 2 if name in ("scores", "feature-norms") else 1]:
+        yield "| | " + " | ".join(table["columns"]) + " |"
+        yield "|---|" + "---:|" * len(table["columns"])
+        for row, cells in table["lines"]:
+            yield f"| {row} | " + " | ".join(cell_words(own, brief=True) for own in cells) + " |"
+        yield ""
+    for kind in EXPERIMENTS[name].figures:
+        yield f"![{found.title}](results/{budget}/{name}-{kind}.svg)"
+        yield ""
+
+
+if __name__ == "__main__":
+    main()
