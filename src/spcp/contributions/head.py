@@ -233,7 +233,7 @@ class SPCPLinear(nn.Linear):
             self._say_once(
                 "not positive",
                 f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. rho_norm = "
-                f"{self.rho_norm} is large for {self.out_features} classes; a smaller one cuts less.",
+                f"{self._rho_text} is large for {self.out_features} classes; a smaller one cuts less.",
             )
 
     def _say_if_never_trained(self) -> None:
@@ -308,10 +308,13 @@ class SPCPLinear(nn.Linear):
             self.threshold = threshold.to(device=self.threshold.device, dtype=dtype)
         return self
 
+    @property
+    def _rho_text(self) -> str:
+        return self.rho_norm if self.rho_norm == "auto" else f"{self.rho_norm:g}"
+
     def extra_repr(self) -> str:
         """As in `nn.Linear`, with the hyperparameters."""
-        rho_norm = self.rho_norm if self.rho_norm == "auto" else f"{self.rho_norm:g}"
-        options = f"rho_norm={rho_norm}, beta={self.beta:.6g}, truncate={self.truncate!r}"
+        options = f"rho_norm={self._rho_text}, beta={self.beta:.6g}, truncate={self.truncate!r}"
         return f"{super().extra_repr()}, {options}" + (f", subset={self.subset}" if self.subset else "")
 
 

@@ -73,7 +73,9 @@ def _rho(lab: Lab, benchmark: str) -> list[Row]:
 def _beta(lab: Lab, benchmark: str) -> list[Row]:
     # A factor per step counts for the same share of a shorter run.
     power = PAPER_STEPS / _steps(lab, benchmark) if lab.budget.tunes else 1.0
-    return [Row(f"beta={value:g}", "spcp", {"beta": value**power}) for value in lab.budget.betas]
+    rows = [Row(f"beta={value:g}", "spcp", {"beta": value**power}) for value in lab.budget.betas if value < 1]
+    still = Row("beta=1", "spcp", {"beta": 1.0, "initial_threshold": 1000.0})  # the threshold stays where it starts
+    return rows + ([still] if 1 in lab.budget.betas else [])
 
 
 def _steps(lab: Lab, benchmark: str) -> int:
