@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from spcp.experiments import EXPERIMENTS, Outcome, drawing
+from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing
 from spcp.experiments.outcome import Cell
 from spcp.experiments.page import about, cell_words, gain_words, tables
 from spcp.report.figures import as_svg
@@ -39,8 +39,10 @@ def take_over(folder: Path) -> None:
         for path in sorted((folder / budget).glob("*/outcome.json")):
             name = path.parent.name
             (KEPT / budget).mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, KEPT / budget / f"{name}.json")
             found = Outcome.read(path.read_text())
+            if found.about["seeds"] < BUDGETS[budget].seeds:
+                sys.exit(f"{path}: has {found.about['seeds']} seeds; reproduce it with all {BUDGETS[budget].seeds}")
+            shutil.copy(path, KEPT / budget / f"{name}.json")
             for kind in EXPERIMENTS[name].figures:
                 picture = KEPT / budget / f"{name}-{kind}.svg"
                 if kind in ("curves", "norms"):
@@ -78,7 +80,7 @@ every number carries its seeds, its machine and its date.
 ## Claim by claim
 
 A claim **holds** if the difference between networks with the same seed is above 0 on near and on far sets, in every
-comparison that it makes: the 95 % interval over seeds (Student's t) leaves out 0. It **holds in part** if that is so
+comparison that it makes: the 95 % interval over seeds (Student's t) lies above 0. It **holds in part** if that is so
 for some; it **does not hold** if the difference is the other way round for some and above 0 for none; otherwise there
 is **no clear difference**. Where a claim names a margin, that takes the place of 0. AUROC is of the energy score, if
 not said otherwise.
@@ -107,7 +109,7 @@ def _settings(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
         "lists; Places365 is missing, and Textures, SVHN and MNIST are not complete",
     }
     for budget, title in SETTINGS.items():
-        if kept[budget]:
+        if "ablation-rho" in kept[budget]:
             own = kept[budget]["ablation-rho"].about
             network = own["network"] + (f" of width {own['width']}" if "width" in own else "")
             yield (

@@ -46,7 +46,7 @@ def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert {row["row"] for row in shown} == set(found.rows)
     assert all(np.isfinite(float(row["mean"])) for row in shown)
     assert len(list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))) == len(shown)
-    assert found.about["command"] == f"spcp reproduce {name} --budget smoke"
+    assert found.about["command"] == f"spcp reproduce {name} --budget smoke --seeds 1"
     page, text = html.unescape((made / "report.html").read_text()), (made / "report.md").read_text()
     assert found.title in page
     assert found.title in text
@@ -80,7 +80,7 @@ def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pyt
 def test_some_rows(folder: Path) -> None:
     found = reproduce("cifar10", "smoke", folder, only=["Energy", "SPCP"], seeds=1, say=lambda _: None)
     assert found.rows == ("Energy", "SPCP")
-    assert found.about["command"].endswith("--only Energy,SPCP")
+    assert found.about["command"].endswith("--only Energy,SPCP --seeds 1")
     pairs = {(gain.better, gain.other) for own in found.verdicts for gain in own.gains}
     assert pairs == {("SPCP", "Energy")}
 
@@ -106,9 +106,41 @@ def test_full_is_the_papers_setting(tmp_path: Path) -> None:
     config = own.config(Row("SPCP", "spcp", benchmark="cifar100"), 2)
     assert (config.network, config.epochs, config.batch_size, config.seed) == ("resnet18", 100, 128, 2)
     assert (config.options["rho_norm"], config.images, config.augment) == (0.5, None, "full")
-    backbones = {row.settings["network"] for row in rows_of("backbones", own)}
+    backbones = {own.config(row, 0).network for row in rows_of("backbones", own)}
     assert backbones == {"resnet18", "wideresnet28", "densenet100"}
     assert {row.benchmark for row in rows_of("itp", own)} == {"cifar10", "imagenet200"}
+
+
+def test_the_fixed_threshold_is_the_one_that_spcp_ended_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = Lab(BUDGETS["full"], tmp_path)
+    asked: list[Row] = []
+    monkeypatch.setattr(own, "run", lambda row, seed: asked.append(row) or tmp_path)
+    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0, "threshold": 0.5}\n{"epoch": 1, "threshold": 0.25}\n')
+    config = own.config(Row("Fixed", "fixed", benchmark="cifar10"), 1)
+    assert (config.options["initial_threshold"], config.options["beta"]) == (0.25, 1.0)
+    assert [row.method for row in asked] == ["spcp"]
+
+
+def test_a_run_with_other_settings_is_not_taken_for_this_one(folder: Path) -> None:
+    other = dataclasses.replace(BUDGETS["smoke"], settings={"digits": {"width": 16, "epochs": 2, "images": 200}})
+    with pytest.raises(InputError, match="was trained with width = 8, not 16; delete it"):
+        Lab(other, folder / "smoke", seeds=1, say=lambda _: None).run(Row("Energy", benchmark="digits"), 0)
+
+
+def test_other_data_is_scored_anew(folder: Path) -> None:
+    row = Row("Energy", benchmark="digits")
+    counts = []
+    for samples in (100, 50, 100):
+        budget = dataclasses.replace(BUDGETS["smoke"], samples=samples)
+        found = Lab(budget, folder / "smoke", seeds=1, say=lambda _: None).scored(row, 0)
+        counts.append(found["rows"][0]["n_ood"])
+    assert counts == [100, 50, 100]
+
+
+def test_a_row_that_needs_no_rho_norm_trains_no_grid(tmp_path: Path) -> None:
+    found = reproduce("ablation-stage", "smoke", tmp_path, only=["truncate:none"], seeds=1, say=lambda _: None)
+    assert [own.name for own in (tmp_path / "smoke/runs/digits").iterdir()] == ["plain"]
+    assert "rho_norm" not in found.about
 
 
 class TestPaper:
@@ -118,6 +150,7 @@ class TestPaper:
     def test_every_figure_of_a_table_has_a_row(self, tmp_path: Path) -> None:
         """Nothing of the paper's tables is left out: each method of each table is a row of its experiment."""
         own = Lab(BUDGETS["full"], tmp_path)
+        own._benchmarks = dict.fromkeys(paper.BENCHMARKS, load_benchmark("digits"))
         reproduced: dict[str, set[str]] = {}
         for name, experiment in EXPERIMENTS.items():
             names = {row.name for row in rows_of(name, own)} if experiment.tables else set()
@@ -191,10 +224,13 @@ def test_a_head_that_is_bounded_at_inference_only(folder: Path) -> None:
 
 
 def test_rows_have_names_of_their_own(tmp_path: Path) -> None:
-    own = Lab(dataclasses.replace(BUDGETS["full"], stand_in="digits"), tmp_path)
-    for name in EXPERIMENTS:
-        names = [label(row) for row in rows_of(name, own)]
-        assert len(set(names)) == len(names), name
+    for budget in BUDGETS.values():
+        own = Lab(budget, tmp_path, seeds=1)
+        own._chosen = dict.fromkeys(("digits", "cifar10", "tones"), 1.0)
+        own._benchmarks = dict.fromkeys(("cifar10", "cifar100", "imagenet200"), load_benchmark("digits"))
+        for name in EXPERIMENTS:
+            names = [label(row) for row in rows_of(name, own)]
+            assert len(set(names)) == len(names), name
 
 
 def test_few_images_are_the_first_of_each_class() -> None:

@@ -230,10 +230,12 @@ class SPCPLinear(nn.Linear):
         # Zero or less, or above it only by what is left of the initial threshold (and a hundredth, for rounding).
         faded = share < FADED and math.isfinite(threshold)
         if threshold <= 0 or (faded and threshold <= 1.01 * share * self.initial_threshold):
+            cure = f"rho_norm = {self._rho_text} is large for {self.out_features} classes; a smaller one cuts less."
+            if self.rho_norm == "auto":
+                cure = "No feature speaks for the predicted class either; look at the features."
             self._say_once(
                 "not positive",
-                f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. rho_norm = "
-                f"{self._rho_text} is large for {self.out_features} classes; a smaller one cuts less.",
+                f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. {cure}",
             )
 
     def _say_if_never_trained(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import platform
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from .budgets import BUDGETS as BUDGETS
 from .budgets import Budget as Budget
 from .catalogue import EXPERIMENTS as EXPERIMENTS
 from .catalogue import Experiment as Experiment
-from .catalogue import label, paper_backbone, rows_of
+from .catalogue import claims_of, label, paper_backbone, rows_of
 from .findings import FINDINGS
 from .lab import Lab as Lab
 from .lab import Row as Row
@@ -79,7 +80,7 @@ def outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None)
         for (column, metric), by_seed in measured[row].items()
     )
     means = {key: figure.mean for key, figure in theirs.items()}
-    verdicts = [verdict(claim, measured, means) for claim in own.claims(rows)]
+    verdicts = [verdict(claim, measured, means) for claim in claims_of(name, rows)]
     findings = FINDINGS[name](measured) if name in FINDINGS and only is None else ()
     told = tuple(own for own in verdicts if own.gains)
     return Outcome(name, own.title, budget, _about(name, budget, lab, rows, only), cells, told, findings)
@@ -89,25 +90,29 @@ def _published(own: Experiment, rows: list[Row], measured: Values) -> Any:
     """The paper's figures for what was measured."""
     for row in rows:
         for column, metric in measured[label(row)]:
-            benchmark = row.benchmark if row.benchmark in paper.BENCHMARKS else own.benchmarks[0]
+            benchmark = row.benchmark if row.benchmark in own.benchmarks else own.benchmarks[0]
             benchmark = "kinetics-sound" if own.benchmarks == ("audio",) else benchmark
             found = paper.figure(own.tables, benchmark, paper_backbone(row), row.name, column, metric)
-            if found is not None:
+            if found is not None and metric != "seconds":  # those are of another machine
                 yield (label(row), column, metric), found
 
 
 def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str] | None) -> Mapping[str, Any]:
     """Where the numbers come from."""
-    config = lab.config(next((row for row in rows if row.method == "spcp"), rows[0]), 0)
+    config = lab.config(rows[0], 0)
+    rho_norm = lab.chosen(rows[0].benchmark)
+    command = ["spcp", "reproduce", name, "--budget", budget]
+    command += [] if only is None else ["--only", ",".join(only)]
+    command += [] if len(lab.seeds) == lab.budget.seeds else ["--seeds", str(len(lab.seeds))]
     size = lab.benchmark(rows[0].benchmark).fewer(config.images).train
     loss = lab.final_loss(next((row for row in rows if row.method == "plain"), None))
     shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
     return {
-        "command": f"spcp reproduce {name} --budget {budget}" + (f" --only {','.join(only)}" if only else ""),
+        "command": shlex.join(command),
         "data": rows[0].benchmark,
         "images": len(size or ()),
         **{key: value for key, value in shown.items() if value is not None},
-        "rho_norm": lab.rho_norm(rows[0].benchmark),
+        **({} if rho_norm is None else {"rho_norm": rho_norm}),
         **({} if loss is None else {"training loss of the plain network": loss}),
         "seeds": len(lab.seeds),
         "machine": _machine(),

@@ -122,7 +122,8 @@ def _pair(lab: Lab, benchmark: str) -> list[Row]:
 
 
 def _costs(lab: Lab, benchmark: str) -> list[Row]:
-    return [VANILLA, Row("+LogitNorm", "logitnorm"), Row("+SPCP", "spcp")]
+    options = {"rho_norm": 1.0} if lab.budget.tunes else {}  # any will do: it is not trained
+    return [VANILLA, Row("+LogitNorm", "logitnorm"), Row("+SPCP", "spcp", options)]
 
 
 def _hyperparameters(lab: Lab, benchmark: str) -> list[Row]:
@@ -130,13 +131,13 @@ def _hyperparameters(lab: Lab, benchmark: str) -> list[Row]:
 
 
 def _auto(lab: Lab, benchmark: str) -> list[Row]:
-    return [VANILLA, SPCP, Row("SPCP, auto", "spcp", {"rho_norm": "auto"})]
+    return [VANILLA, SPCP, Row("SPCP auto", "spcp", {"rho_norm": "auto"})]
 
 
 def _views(lab: Lab, benchmark: str) -> list[Row]:
     return [
         Row("plain network: plain view"),
-        Row("plain network: bounded view", head="fitted"),
+        Row("plain network: bounded view", head="auto"),  # as the detector cuts it
         Row("plain network: two views", detector="two-views"),
         Row("SPCP network: plain view", "spcp", head="plain"),
         Row("SPCP network: bounded view", "spcp"),
@@ -208,7 +209,7 @@ def _compatible_claims(rows: Sequence[Row]) -> list[Claim]:
 
 
 def _pattern_claims(rows: Sequence[Row]) -> list[Claim]:
-    names = dict.fromkeys(label(row).rpartition(" ")[0] for row in rows)
+    names = dict.fromkeys(row.backbone for row in rows)
     measures = (("contributions", "top 1 %"), ("contributions", "participation ratio"))
     pairs = tuple((f"{name} SPCP".strip(), f"{name} Vanilla".strip()) for name in names)
     return [Claim("With SPCP contributions are spread over more weights", pairs, measures)]
@@ -216,8 +217,8 @@ def _pattern_claims(rows: Sequence[Row]) -> list[Claim]:
 
 def _auto_claims(rows: Sequence[Row]) -> list[Claim]:
     return [
-        _beats("rho_norm = auto detects better than plain training", "SPCP, auto", "Vanilla"),
-        _beats("rho_norm = auto comes within a point of the grid's winner", "SPCP, auto", "SPCP", margin=1.0),
+        _beats("rho_norm = auto detects better than plain training", "SPCP auto", "Vanilla"),
+        _beats("rho_norm = auto comes within a point of the grid's winner", "SPCP auto", "SPCP", margin=1.0),
     ]
 
 
@@ -241,7 +242,7 @@ def _simple(better: str, other: str, says: str) -> Callable[[Sequence[Row]], lis
 
 def label(row: Row) -> str:
     """What a row is called in tables."""
-    return f"{row.backbone} {row.name}".strip()
+    return " ".join(own for own in (row.setting, row.backbone, row.name) if own)
 
 
 CIFAR100 = ("cifar100",)
@@ -353,9 +354,10 @@ def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:
 
 def rows_of(name: str, lab: Lab, only: Sequence[str] | None = None) -> list[Row]:
     """The rows of an experiment, each with the benchmark it runs on: all, or those that are named."""
+    benchmarks = benchmarks_of(name, lab.budget)
     rows = [
-        dataclasses.replace(row, benchmark=benchmark)
-        for benchmark in benchmarks_of(name, lab.budget)
+        dataclasses.replace(row, benchmark=benchmark, setting=benchmark if len(benchmarks) > 1 else "")
+        for benchmark in benchmarks
         for row in EXPERIMENTS[name].rows(lab, benchmark)
     ]
     if only is None:
@@ -365,6 +367,17 @@ def rows_of(name: str, lab: Lab, only: Sequence[str] | None = None) -> list[Row]
     if unknown is not None or not only:
         raise InputError(f"{name}: has no row {unknown!r}; there are {', '.join(known)}")
     return [row for row in rows if label(row) in only or row.backbone in only]
+
+
+def claims_of(name: str, rows: Sequence[Row]) -> list[Claim]:
+    """The claims of an experiment, for each setting that its rows are in."""
+    found = []
+    for setting in dict.fromkeys(row.setting for row in rows):
+        for claim in EXPERIMENTS[name].claims([row for row in rows if row.setting == setting]):
+            pairs = tuple((f"{setting} {a}".strip(), f"{setting} {b}".strip()) for a, b in claim.pairs)
+            says = f"{setting}: {claim.says}" if setting else claim.says
+            found.append(dataclasses.replace(claim, says=says, pairs=pairs))
+    return found
 
 
 def paper_backbone(row: Row) -> str:

@@ -75,6 +75,8 @@ def norms(lab: Lab | None, found: Outcome) -> Drawn:
     with axes_of(1, 1, 4.2, 3.0) as (figure, axes):
         axis = axes[0][0]
         for kind, colour, marker in (("plain", NEAR, "o"), ("SPCP", KNOWN, "^")):
+            if not all(f"{kind} network: {view} view" in found.rows for view in ("plain", "bounded")):
+                continue
             x, y = gains_by_norm({own.row: _measures(found, own.row) for own in found.cells}, kind)
             axis.scatter(x, y, s=16, color=colour, marker=marker, label=f"{kind} network")
         axis.axhline(0, lw=0.5, color=figures.INK)

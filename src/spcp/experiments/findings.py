@@ -45,7 +45,7 @@ def auto(measured: Values) -> tuple[str, ...]:
     """Whether "auto" comes within the seeds' deviation of the grid's winner."""
     said = []
     for group in ("near", "far"):
-        found, winner = (measured[row][group, "AUROC"] for row in ("SPCP, auto", "SPCP"))
+        found, winner = (measured[row][group, "AUROC"] for row in ("SPCP auto", "SPCP"))
         points = mean_and_deviation(found)[0] - mean_and_deviation(winner)[0]
         deviation = mean_and_deviation(winner)[1]
         word = "within" if points >= -deviation else "outside"

@@ -15,11 +15,13 @@ from torch import nn
 from ..atomic import written
 from ..contributions import RhoNorm, SPCPLinear
 from ..data import Benchmark, DataSet, load_benchmark, take
+from ..errors import InputError, need
 from ..evaluation import Evaluation
 from ..features import Features
 from ..objectives import METHODS
 from ..progress import track
-from ..training import Config, config_for, read_metrics, train
+from ..training import Config, config_for, read_config, read_metrics, train
+from ..training.settings import DEFAULTS
 from ..tuning import choose
 from . import audio
 from .budgets import Budget
@@ -34,9 +36,10 @@ class Row:
     options: Mapping[str, Any] = field(default_factory=dict)  # of the method
     settings: Mapping[str, Any] = field(default_factory=dict)  # others of the run: network, width, ...
     detector: str | None = None  # None: the method's own
-    head: str = "truncating"  # "plain": bounded in training only; "fitted": at inference only
+    head: str = "truncating"  # "plain": bounded in training only; "fitted", or "auto": at inference only
     backbone: str = ""  # as the paper calls it, where a table compares several
-    benchmark: str = ""  # the paper's; set by the experiment
+    benchmark: str = ""  # that it runs on; set by the experiment
+    setting: str = ""  # the benchmark's name, where an experiment has several
 
 
 class Lab:
@@ -77,10 +80,15 @@ class Lab:
         """The settings of a row's run: the paper's, but for what the budget and then the row change."""
         base = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
         options = dict(row.options)
-        if METHODS[row.method][1].get("rho_norm", 0) is None and "rho_norm" not in options and self.budget.tunes:
+        if (
+            METHODS[row.method][1].get("rho_norm", 0) is None
+            and "rho_norm" not in options
+            and self.tunes(row.benchmark)
+        ):
             options["rho_norm"] = self.rho_norm(row.benchmark)
         if row.method == "fixed" and "initial_threshold" not in options:  # what SPCP's own came to
-            other = dataclasses.replace(row, method="spcp", options={"rho_norm": options["rho_norm"]})
+            same = {key: value for key, value in options.items() if key == "rho_norm"}
+            other = dataclasses.replace(row, method="spcp", options=same)
             options["initial_threshold"] = read_metrics(self.run(other, seed))[-1]["threshold"]
         root = None if self.root is None else str(self.root)
         config = config_for(row.benchmark, row.method, **base, options=options, seed=seed, root=root)
@@ -93,9 +101,11 @@ class Lab:
         """The folder of a row's run, which is trained first if it is not done."""
         config = self.config(row, seed)
         folder = self._folder(row, config)
-        if len(read_metrics(folder)) < config.epochs:
+        if epochs_done(folder) < config.epochs:
             self.say(f"train: {folder.relative_to(self.folder / 'runs')}")
             train(config, folder, benchmark=self.benchmark(row.benchmark))
+        else:
+            _check_settings(folder, config)
         return folder
 
     def _folder(self, row: Row, config: Config) -> Path:
@@ -133,6 +143,8 @@ class Lab:
         head: str | nn.Linear = row.head
         if row.head == "fitted":
             head = fitted_head(own.features("train"), own.head, self.rho_norm(row.benchmark))
+        if row.head == "auto":
+            head = fitted_head(own.features("val"), own.head, "auto")
         return Evaluation(own.model, own.benchmark, objective=own.objective, head=head, folder=self.folder / "banks")
 
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
@@ -141,25 +153,44 @@ class Lab:
         detector = row.detector or METHODS[row.method][0].detector
         rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
         path = run / "scored" / f"{detector}-{row.head}{rho_norm}.json"
-        if path.exists() and path.stat().st_mtime > (run / "last.safetensors").stat().st_mtime:
-            kept: dict[str, Any] = json.loads(path.read_text())
-            return kept
-        own = self.evaluation(row, seed)
-        table = own.table([detector], search=own.benchmark.val is not None)
-        found = {"accuracy": table.rows[0]["accuracy"], "rows": [dict(line) for line in table.rows]}
+
+        def score() -> dict[str, Any]:
+            own = self.evaluation(row, seed)
+            table = own.table([detector], search=own.benchmark.val is not None)
+            return {"accuracy": table.rows[0]["accuracy"], "rows": [dict(line) for line in table.rows]}
+
+        return self._kept(path, row, score)
+
+    def _kept(self, path: Path, row: Row, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+        """What was measured of a run, from its file; anew if there is none, or weights or data have changed since."""
+        sizes = {role: len(own) for role, own in self.benchmark(row.benchmark).sets().items() if role != "train"}
+        weights = path.parent.parent / "last.safetensors"
+        if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
+            kept = json.loads(path.read_text())
+            if isinstance(kept, dict) and kept.get("sizes") == sizes:
+                return kept
+        found = measure() | {"sizes": sizes}
         with written(path) as file:
             file.write((json.dumps(found, indent=1) + "\n").encode())
         return found
 
     def rho_norm(self, benchmark: str) -> float:
         """By the paper's rule: the one of the grid that is best on validation data, over all seeds."""
-        if not self.budget.tunes:
+        if not self.tunes(benchmark):
             return float(config_for(benchmark, "spcp").options["rho_norm"])
         if benchmark not in self._chosen:
             areas = {value: self.validated(benchmark, value) for value in self.budget.grid}
             self._chosen[benchmark] = choose(areas)
             self.say(f"chosen on validation data of {benchmark}: rho_norm {self._chosen[benchmark]:g}")
         return self._chosen[benchmark]
+
+    def tunes(self, benchmark: str) -> bool:
+        """Whether rho_norm is chosen here, and not the paper's: the budget says so, or the paper has none."""
+        return self.budget.tunes or benchmark not in DEFAULTS
+
+    def chosen(self, benchmark: str) -> float | None:
+        """The rho_norm that rows of a benchmark got; None if none asked for it."""
+        return self._chosen.get(benchmark) if self.tunes(benchmark) else self.rho_norm(benchmark)
 
     def validated(self, benchmark: str, rho_norm: float) -> list[float]:
         """AUROC of energy on validation data, in percent, seed by seed."""
@@ -168,13 +199,32 @@ class Lab:
 
     def validation(self, row: Row, seed: int) -> float:
         """AUROC of a row's detector on validation data, in percent; kept."""
-        run = self.run(row, seed)
-        path = run / "scored" / "validation.json"
-        if not path.exists():
-            own = self.evaluation(row, seed)
-            with written(path) as file:
-                file.write(json.dumps(own.validation_auroc(METHODS[row.method][0].detector)).encode())
-        return float(json.loads(path.read_text()))
+        path = self.run(row, seed) / "scored" / "validation.json"
+        detector = METHODS[row.method][0].detector
+        found = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(detector)})
+        return float(found["auroc"])
+
+
+def epochs_done(folder: Path) -> int:
+    """As the weights of a run have it."""
+    path = folder / "last.safetensors"
+    if not path.exists():
+        return 0
+    with need("safetensors", "safetensors", "train").safe_open(path, "pt") as file:
+        return int((file.metadata() or {}).get("epoch", -1)) + 1
+
+
+def _check_settings(folder: Path, config: Config) -> None:
+    """A run that is done must be what is asked for: settings of a budget may have changed."""
+    theirs = read_config(folder)
+    for own in dataclasses.fields(Config):
+        if own.name not in ("root", "start", "save_every"):
+            before, now = getattr(theirs, own.name), getattr(config, own.name)
+            if _text(before) != _text(now):
+                raise InputError(
+                    f"{folder}: was trained with {own.name} = {before!r}, not {now!r}; delete it to train it anew, or "
+                    "name another folder (--out)"
+                )
 
 
 def fitted_head(known: Features, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLinear:
@@ -199,6 +249,10 @@ def _cut(benchmark: Benchmark, count: int) -> Benchmark:
     }
     val = None if benchmark.val is None else few(benchmark.val)
     return dataclasses.replace(benchmark, val=val, test=few(benchmark.test), **groups)
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=float)
 
 
 def _short(value: Any) -> str:

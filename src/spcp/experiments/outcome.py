@@ -42,14 +42,17 @@ class Cell:
         return mean_and_deviation(self.by_seed)[1]
 
     @property
-    def difference(self) -> tuple[float, float, float] | None:
-        """Ours less the paper's, with its 95 % interval (Welch); NaN for the interval where seeds are too few."""
+    def difference(self) -> tuple[float, float | None, float | None] | None:
+        """Ours less the paper's, with its 95 % interval (Welch), which a single seed does not have.
+
+        Where the paper gives no deviation its figure counts as exact.
+        """
         if self.paper is None:
             return None
         n, (mean, std) = len(self.by_seed), self.paper
         points = self.mean - mean
         if n < 2:
-            return points, math.nan, math.nan
+            return points, None, None
         own = self.std**2 / (n - 1)  # the variance of our mean
         theirs = 0.0 if std is None else std**2 / (PAPER_SEEDS - 1)
         if own + theirs == 0:

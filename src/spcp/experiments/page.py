@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ def write(found: Outcome, drawn: Mapping[str, tuple[Any, str]], folder: Path) ->
         "drawn": drawn,
         "inline": figures.inline,
         "gain": gain_words,
+        "cell": cell_words,
         "convention": CONVENTION,
     }
     texts = {
@@ -83,9 +83,10 @@ def about(found: Outcome) -> str:
     network = f"{own['network']} of width {own['width']}" if "width" in own else own["network"]
     key = "training loss of the plain network"
     loss = f", {key} {own[key]:.3f}" if key in own else ""
+    cut = f", rho_norm {own['rho_norm']:g}" if "rho_norm" in own else ""
     return (
         f"`{own['command']}`: {own['data']}, {own['images']} training samples, {network}, {own['epochs']} epochs{loss}"
-        f", rho_norm {own['rho_norm']:g}; {own['seeds']} seeds; {own['machine']}; {own['date']}; {own['versions']}."
+        f"{cut}; {own['seeds']} seeds; {own['machine']}; {own['date']}; {own['versions']}."
     )
 
 
@@ -100,7 +101,7 @@ def cell_words(own: Cell | None, brief: bool = False) -> str:
     if brief:
         return f"{text} ({own.paper[0]:.2f})"
     points, low, high = own.difference
-    interval = "" if math.isnan(low) else f", {low:+.1f} to {high:+.1f}"
+    interval = "" if low is None or high is None else f", {low:+.1f} to {high:+.1f}"
     return f"{text} ({own.paper[0]:.2f}: {points:+.1f}{interval})"
 
 

@@ -53,8 +53,9 @@ class Run:
             raise InputError(f"{self.folder}: is a file; name a folder for the run")
         if not (self.folder / "config.json").exists():
             return
-        theirs = _settings(self.folder)
-        for key in (self.settings | theirs).keys() - {"save_every"}:
+        usual = json.loads(json.dumps(dataclasses.asdict(Config()), default=_plain))
+        theirs = usual | _settings(self.folder)  # a setting that is newer than the run has the value that it had then
+        for key in (self.settings | theirs).keys() - {"save_every", "root"}:
             if self.settings.get(key) != theirs.get(key):
                 raise InputError(
                     f"{self.folder}: its run has {key} = {theirs.get(key)!r}, not {self.settings.get(key)!r}; choose "
