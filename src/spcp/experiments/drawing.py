@@ -33,7 +33,15 @@ def curves(lab: Lab | None, found: Outcome) -> Drawn:
                 means = [cell.mean if cell else np.nan for cell in cells]
                 deviations = [cell.std if cell else np.nan for cell in cells]
                 axis.errorbar(
-                    range(len(own)), means, deviations, fmt=style, marker="o", ms=3, color=colour, label=group
+                    range(len(own)),
+                    means,
+                    deviations,
+                    fmt=style,
+                    marker="o",
+                    ms=3,
+                    capsize=2,
+                    color=colour,
+                    label=group,
                 )
             axis.set_xticks(range(len(own)), [f"{value:g}" for value, _ in own], fontsize=8)
             axis.set_xlabel(name)
@@ -82,6 +90,8 @@ def norms(lab: Lab | None, found: Outcome) -> Drawn:
         axis.axhline(0, lw=0.5, color=figures.INK)
         axis.axvline(1, lw=0.5, color=figures.INK)
         axis.set_xscale("log")
+        for ticks in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
+            ticks(lambda value, _: f"{value:g}")
         axis.set_xlabel("length of odd features, known = 1")
         axis.set_ylabel("truncated less plain, AUROC")
         axis.legend(frameon=False, fontsize=8)
