@@ -254,7 +254,7 @@ that shows them, and so does `help(spcp.Detector)` in Python.
 """
 MODULES = (
     *("spcp", "spcp.data", "spcp.networks", "spcp.objectives", "spcp.training", "spcp.detectors", "spcp.metrics"),
-    *("spcp.calibration", "spcp.evaluation", "spcp.tuning", "spcp.decision", "spcp.report"),
+    *("spcp.calibration", "spcp.evaluation", "spcp.tuning", "spcp.decision", "spcp.report", "spcp.experiments"),
 )
 BASES = (Score, Objective)  # of their subclasses only the head is shown
 
