@@ -39,7 +39,7 @@ def kinetics_sound(root: str | Path | None) -> Benchmark:
 
 
 def spoken_digits(root: str | Path | None) -> Benchmark:
-    """Spoken 0 to 5 are known, 6 to 9 near; sounds of the environment and noise far. Half of the recordings validate."""
+    """Spoken 0 to 5 are known, 6 to 9 near; sounds of the environment and noise far; half of the former validate."""
     folder = data_root(root)
     for name, address in (
         ("free-spoken-digits/recordings", "https://github.com/Jakobovski/free-spoken-digit-dataset"),

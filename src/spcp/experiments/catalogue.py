@@ -248,13 +248,21 @@ def label(row: Row) -> str:
 CIFAR100 = ("cifar100",)
 EXPERIMENTS: Mapping[str, Experiment] = {
     "cifar10": Experiment(
-        "CIFAR-10: every method", _main, ("cifar10",), ("cifar", "appendix-r1", "appendix-r2"), _main_claims
+        "Every method, as in the paper's table for CIFAR-10",
+        _main,
+        ("cifar10",),
+        ("cifar", "appendix-r1", "appendix-r2"),
+        _main_claims,
     ),
     "cifar100": Experiment(
-        "CIFAR-100: every method", _main, CIFAR100, ("cifar", "appendix-r3", "appendix-r4"), _main_claims
+        "Every method, as in the paper's table for CIFAR-100",
+        _main,
+        CIFAR100,
+        ("cifar", "appendix-r3", "appendix-r4"),
+        _main_claims,
     ),
     "imagenet200": Experiment(
-        "ImageNet-200: every method",
+        "Every method, as in the paper's table for ImageNet-200",
         _main,
         ("imagenet200",),
         ("imagenet", "appendix-r5", "appendix-r6"),
