@@ -69,8 +69,8 @@ HEAD = """# Results
 
 Does SPCP work, and where? Measured on real data on one machine without a GPU, in two settings in which the plain
 network knows its training images almost by heart, as the paper's does. Everything here comes from `spcp reproduce`
-([how](reproduce.md)), and every number carries its seeds, its machine and its date. All of them, by seed and by set, are in
-`docs/results/`, a small file for each experiment.
+([how](reproduce.md)), and every number carries its seeds, its machine and its date. All, by seed and by set, are
+in `docs/results/`, a small file each.
 
 {settings}
 
