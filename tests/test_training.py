@@ -277,7 +277,7 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
     folder = training.train(training_run.config("plain", 1), tmp_path / "r", benchmark=own)
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"epoch": 3}))
-    with pytest.raises(InputError, match="there is no setting 'epoch'; there are batch_size"):
+    with pytest.raises(InputError, match="there is no setting 'epoch'; there are augment, batch_size"):
         training.read_config(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(InputError, match="is no JSON"):
