@@ -205,7 +205,8 @@ def _said(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
         )
     yield (
         "- Not run here: the budget `full`, CIFAR-100 and ImageNet-200 as known data, DenseNet, and on CIFAR-10 the "
-        "training methods other than LogitNorm."
+        "training methods other than LogitNorm. Networks go by the paper's names; what stands in for them is small, "
+        "see [budgets](reproduce.md#budgets)."
     )
 
 
