@@ -8,6 +8,7 @@ import html
 import io
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,15 @@ from spcp.experiments.outcome import Cell, verdict
 from spcp.training import read_metrics
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """As `reproduce` has it: other numbers of threads round otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="module")
