@@ -8,8 +8,9 @@ PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint const
 demo: .venv/ready
 	$(BIN)/spcp demo
 
+# One thread: the networks of the tests are too small to share, and threads that wait for each other slow them down.
 test: .venv/ready
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 lint: .venv/ready
 	$(BIN)/ruff check .
