@@ -60,7 +60,7 @@ def reproduce(
     torch.set_num_threads(BUDGETS[budget].threads or threads)
     try:
         lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, say=say)
-        found = outcome(name, budget, lab, only)
+        found = _outcome(name, budget, lab, only)
         figures = {kind: drawing.FIGURES[kind](lab, found) for kind in EXPERIMENTS[name].figures}
         page.write(found, figures, folder / name)
     finally:
@@ -68,7 +68,7 @@ def reproduce(
     return found
 
 
-def outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None) -> Outcome:
+def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None) -> Outcome:
     """Measure all rows, and compare them with the paper's and with each other."""
     own = EXPERIMENTS[name]
     rows = rows_of(name, lab, only)

@@ -8,12 +8,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..contributions.head import PAPER_STEPS
 from ..errors import InputError
 from .budgets import Budget
 from .lab import Lab, Row
 
 GROUPS = (("near", "AUROC"), ("far", "AUROC"))
-PAPER_STEPS = 39_100
 
 
 @dataclass(frozen=True)
@@ -345,7 +345,6 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Plain and truncated logits of one pass", _views, ("cifar10",), claims=_view_claims, note="Not in the paper."
     ),
 }
-PAPERS = tuple(name for name, own in EXPERIMENTS.items() if not own.note)
 
 
 def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:

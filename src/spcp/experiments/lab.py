@@ -118,11 +118,10 @@ class Lab:
 
     def tracked(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
         """Every seed of every row, with a bar. Rows that share a run come in turn, to share its features."""
-        kinds = list(dict.fromkeys((row.benchmark, row.method, repr(row.options), repr(row.settings)) for row in rows))
-        ordered = sorted(
-            rows, key=lambda row: kinds.index((row.benchmark, row.method, repr(row.options), repr(row.settings)))
-        )
-        jobs = [(seed, row) for seed in self.seeds for row in ordered]
+        by_run: dict[str, list[Row]] = {}
+        for row in rows:
+            by_run.setdefault(repr((row.benchmark, row.method, row.options, row.settings)), []).append(row)
+        jobs = [(seed, row) for seed in self.seeds for own in by_run.values() for row in own]
         return track(jobs, "runs", len(jobs))
 
     def final_loss(self, row: Row | None) -> float | None:

@@ -53,10 +53,9 @@ def tables(found: Outcome) -> list[dict[str, Any]]:
     return made
 
 
-def markdown(found: Outcome, pictures: Mapping[str, str], level: int = 1) -> str:
+def markdown(found: Outcome, pictures: Mapping[str, str]) -> str:
     """Claims, tables and where the numbers come from."""
-    mark = "#" * level
-    lines = [f"{mark} {found.title}", "", about(found), ""]
+    lines = [f"# {found.title}", "", about(found), ""]
     if found.verdicts:
         lines += ["| claim | here | numbers |", "|---|---|---|"]
         for own in found.verdicts:
@@ -66,7 +65,7 @@ def markdown(found: Outcome, pictures: Mapping[str, str], level: int = 1) -> str
     lines += [f"- {own}" for own in found.findings] + ([""] if found.findings else [])
     for table in tables(found):
         if table["title"]:
-            lines += [f"{mark}# {table['title']}", ""]
+            lines += [f"## {table['title']}", ""]
         lines.append("| " + " | ".join(["", *table["columns"]]) + " |")
         lines.append("|---|" + "---:|" * len(table["columns"]))
         for row, cells in table["lines"]:

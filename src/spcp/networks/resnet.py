@@ -80,7 +80,7 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequen
 
 
 def resnet10(classes: int, *, width: int = 24, channels: int = 3) -> ResNet10:
-    """For 32 x 32 pixels on a CPU: 512 features, as ResNet-18, at about a fiftieth of its cost.
+    """For 32 x 32 pixels on a CPU: 512 features, as ResNet-18, at a small part of its cost.
 
     >>> sum(p.numel() for p in resnet10(10).parameters())
     795010
