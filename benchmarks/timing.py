@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import platform
 import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
 import torch
+
+from spcp import environment
 
 
 def interleaved(functions: Sequence[Callable[[], object]], seconds: float) -> list[list[float]]:
@@ -33,13 +33,8 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
 
 def machine() -> str:
     """One line that says where and when this was measured."""
-    cpu = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        cpu = next((x.split(":")[1].strip() for x in info.read_text().splitlines() if x.startswith("model name")), cpu)
-    capability = torch.backends.cpu.get_cpu_capability()
-    date = time.strftime("%Y-%m-%d")
-    return f"{cpu}, {capability}, {torch.get_num_threads()} threads, torch {torch.__version__}, {date}"
+    kernels = environment.environment()["kernels"]
+    return f"{environment.machine()}, kernels {kernels}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
 
 
 def finish(missed: Sequence[str], check: bool) -> None:

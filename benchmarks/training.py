@@ -3,9 +3,9 @@
     python benchmarks/training.py --root DATA [--epochs 2] [--check]
 
 The conventional loop is as released code trains: float32, a DataLoader with per-image Pillow transforms and 2 workers,
-images in planes. Ours is `spcp.training`: channels_last, bfloat16 where the processor has it, the loader of
-`spcp.data`. The two take turns, an epoch each. Quarter-width ResNet-18 on CIFAR-10. Aim: an epoch at least 2.5 times as
-fast, and an accuracy within a point and a half.
+images in planes. Ours is `spcp.training`: channels_last, the loader of `spcp.data`; in float32, and in bfloat16 too
+where the processor computes in it. They take turns, an epoch each. Quarter-width ResNet-18 on CIFAR-10. Aim: an epoch
+at least 2.5 times as fast in the faster precision, and an accuracy within a point and a half in each.
 
 The floor says what float32 leaves room for: the time that the arithmetic of an epoch takes at the speed of a large
 matrix product.
@@ -65,6 +65,12 @@ def accuracy(network: nn.Module, benchmark: data.Benchmark) -> float:
     return right / len(benchmark.test) * 100
 
 
+def precisions() -> list[str]:
+    """Float32, and bfloat16 where the processor has instructions for it; elsewhere it is emulated, slowly."""
+    flags = set(Path("/proc/cpuinfo").read_text().split()) if Path("/proc/cpuinfo").exists() else set()
+    return ["32-true", *(["bf16-mixed"] if flags & {"avx512_bf16", "amx_bf16"} else [])]
+
+
 def floor(images: int) -> tuple[float, float]:
     """Operations (1e12) of an epoch's forward and backward passes, and seconds at the speed of a matrix product."""
     network, x = resnet18(10, width=WIDTH), torch.randn(BATCH, 3, 32, 32)
@@ -88,26 +94,29 @@ def main() -> None:
     arguments = parser.parse_args()
     benchmark = data.load_benchmark("cifar10", arguments.root)
     usual = Conventional(benchmark, arguments.epochs)
-    print(f"{machine()}\n{'epoch':<8}{'conventional':>14}{'spcp':>10}{'ratio':>8}")
-    ratios, folder = [], Path(tempfile.mkdtemp())
+    print(f"{machine()}\n{'epoch':<8}{'precision':<12}{'conventional':>14}{'spcp':>10}{'ratio':>8}")
     settings: dict[str, Any] = {"width": WIDTH, "epochs": arguments.epochs, "save_every": 1e9, "root": arguments.root}
-    config = training.config_for("cifar10", "plain", **settings)
+    folders = {precision: Path(tempfile.mkdtemp()) for precision in precisions()}
+    ratios: dict[str, list[float]] = {precision: [] for precision in folders}
     for epoch in range(arguments.epochs):
         start = time.perf_counter()
         usual.epoch()
         theirs = time.perf_counter() - start
-        training.train(config, folder, benchmark=benchmark, until=epoch + 1)
-        ours = training.read_metrics(folder)[-1]["seconds"]
-        ratios.append(theirs / ours)
-        print(f"{epoch + 1:<8}{theirs:>12.1f} s{ours:>8.1f} s{theirs / ours:>7.2f}x", flush=True)
+        for precision, folder in folders.items():
+            config = training.config_for("cifar10", "plain", precision=precision, **settings)
+            training.train(config, folder, benchmark=benchmark, until=epoch + 1)
+            ours = training.read_metrics(folder)[-1]["seconds"]
+            ratios[precision].append(theirs / ours)
+            print(f"{epoch + 1:<8}{precision:<12}{theirs:>12.1f} s{ours:>8.1f} s{theirs / ours:>7.2f}x", flush=True)
     operations, seconds = floor(len(usual.loader) * BATCH)
     print(f"floor in float32: {operations:.1f}e12 operations, {seconds:.0f} s")
-    network, _ = training.load_network(folder)
-    mine, other = accuracy(network, benchmark), accuracy(usual.network, benchmark)
-    print(f"test accuracy: conventional {other:.2f} %, spcp {mine:.2f} %")
-    missed = [f"{min(ratios):.2f}x as fast, aim {AIM}x"] if min(ratios) < AIM else []
-    if mine < other - SLACK:
-        missed.append(f"accuracy {mine:.2f} % against {other:.2f} %")
+    other, fastest = accuracy(usual.network, benchmark), max(min(own) for own in ratios.values())
+    missed = [f"{fastest:.2f}x as fast, aim {AIM}x"] if fastest < AIM else []
+    for precision, folder in folders.items():
+        mine = accuracy(training.load_network(folder)[0], benchmark)
+        print(f"test accuracy: conventional {other:.2f} %, spcp in {precision} {mine:.2f} %")
+        if mine < other - SLACK:
+            missed.append(f"accuracy {mine:.2f} % in {precision} against {other:.2f} %")
     finish(missed, arguments.check)
 
 

@@ -113,7 +113,7 @@ def digits() -> data.Benchmark:
 @pytest.fixture(scope="module")
 def trained(digits: data.Benchmark, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plainly trained network on the embedded data."""
-    return training.train(training.config_for("digits", epochs=4), tmp_path_factory.mktemp("plain"), benchmark=digits)
+    return training.train(training_run.config_for("digits", epochs=4), tmp_path_factory.mktemp("plain"), benchmark=digits)
 
 
 @pytest.mark.parametrize("method", objectives.METHODS)
@@ -126,7 +126,7 @@ def test_every_method_trains_saves_loads_and_scores(
     start = str(trained / "last.safetensors") if method == "umap" else None
     lr = {"umap": 5.0, "cider": 0.1, "cider+spcp": 0.1}.get(method, 0.05)
     changes: dict[str, Any] = {"options": options, "start": start, "epochs": 3, "lr": lr, "warmup": 0}
-    folder = training.train(training.config_for("digits", method, **changes), tmp_path / "run", benchmark=digits)
+    folder = training.train(training_run.config_for("digits", method, **changes), tmp_path / "run", benchmark=digits)
     lines = training.read_metrics(folder)
     assert [line["epoch"] for line in lines] == [0, 1, 2]
     assert lines[-1]["loss"] < lines[0]["loss"]
@@ -483,7 +483,7 @@ def test_less_augmentation(augment: str, views: int) -> None:
 
 
 def test_trains_on_some_images(tmp_path: Path) -> None:
-    config = training.config_for("digits", epochs=1, width=8, images=100)
+    config = training_run.config_for("digits", epochs=1, width=8, images=100)
     folder = training.train(config, tmp_path)
     assert len(training.benchmark_of(folder).train or ()) == 100
     assert len(Evaluation(folder, "digits").features("train")) == 100

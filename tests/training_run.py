@@ -10,12 +10,16 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from spcp import data, networks, training
 from spcp.atomic import written
 from spcp.training import loop, run
+
+
+PRECISION = os.environ.get("SPCP_TEST_PRECISION", "32-true")  # the test matrix asks for bf16-mixed too
 
 
 def benchmark(count: int = 240) -> data.Benchmark:
@@ -35,7 +39,12 @@ def benchmark(count: int = 240) -> data.Benchmark:
 
 def config(method: str, epochs: int, **changes: object) -> training.Config:
     settings = {"epochs": epochs, "batch_size": 24, "network": "cnn", "width": 4, "lr": 0.02, "save_every": 0.0}
-    return training.config_for("digits", method, **(settings | changes))
+    return config_for("digits", method, **(settings | changes))
+
+
+def config_for(benchmark: str, method: str = "plain", **changes: Any) -> training.Config:
+    """The library's settings, in the precision that is tested."""
+    return training.config_for(benchmark, method, **({"precision": PRECISION} | changes))
 
 
 def prepare_to_die(where: str, count: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -84,6 +85,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SMALL = ("--network", "cnn", "--width", 4, "--size", 16, "--epochs", 2, "--batch-size", 50)
+SMALL += ("--precision", os.environ.get("SPCP_TEST_PRECISION", "32-true"))  # the test matrix asks for bf16-mixed too
 
 
 @pytest.fixture(scope="module")

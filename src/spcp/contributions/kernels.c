@@ -18,11 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__GLIBC__) /* one copy for each kind of CPU, chosen when the library is loaded */
-#define VECTORIZED __attribute__((noinline, target_clones("avx512f", "avx2", "default")))
-#else
-#define VECTORIZED __attribute__((noinline))
-#endif
+#define VECTORIZED __attribute__((noinline)) /* the compiler vectorises a loop best in a function of its own */
 
 #define LANES 64          /* samples side by side, a bit each in lanes_above */
 #define VECTORS (LANES / 8)

@@ -3,35 +3,17 @@
 from __future__ import annotations
 
 import ctypes
-import importlib.machinery
 import math
-import warnings
-from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..compiled import load_library
+
 # From so many samples and classes on, a GEMM and its sparse correction beat one fused dense pass: with fewer samples
 # most lanes would be empty, with fewer classes too large a share of the weights has to be looked at.
 MANY_SAMPLES, MANY_CLASSES = 128, 512
-
-
-def load_library(stem: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | None:
-    """A compiled library beside a module, with the types of its functions' arguments; None if it was not compiled."""
-    paths = [stem.with_name(stem.name + suffix) for suffix in importlib.machinery.EXTENSION_SUFFIXES]
-    path = next((path for path in paths if path.exists()), None)
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-        for name, types in functions.items():
-            getattr(library, name).argtypes = types
-    except (OSError, AttributeError) as error:  # a library it needs is missing, or it is of another version
-        warnings.warn(f"spcp runs without its compiled {stem.name}, slowly: {error}. Install it anew.", stacklevel=2)
-        return None
-    return library
 
 
 _pointer, _real = ctypes.c_void_p, ctypes.c_float

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..contributions.native import load_library
+from ..compiled import load_library
 
 _library = load_library(
     Path(__file__).with_name("_pixels"), {"spcp_cut_1": [ctypes.c_void_p] * 6 + [ctypes.c_int64] * 6}

@@ -9,15 +9,9 @@
 
 typedef int64_t i64;
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__)
-#define VECTORIZED __attribute__((noinline, target_clones("avx512f", "avx2", "default")))
-#else
-#define VECTORIZED
-#endif
-
 static i64 within(i64 x, i64 low, i64 high) { return x < low ? low : x > high ? high : x; }
 
-VECTORIZED static void normalise(const uint8_t *restrict in, float scale, float shift, float *restrict out, i64 n) {
+static void normalise(const uint8_t *restrict in, float scale, float shift, float *restrict out, i64 n) {
     for (i64 i = 0; i < n; i++)
         out[i] = (float)in[i] * scale - shift;
 }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import platform
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..environment import environment, machine
 from ..errors import InputError
 from . import drawing, page, paper
 from .budgets import BUDGETS as BUDGETS
@@ -115,18 +115,9 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
         **({} if rho_norm is None else {"rho_norm": rho_norm}),
         **({} if loss is None else {"training loss of the plain network": loss}),
         "seeds": len(lab.seeds),
-        "machine": _machine(),
+        "machine": machine(),
         "date": datetime.date.today().isoformat(),
+        "precision": config.precision,
+        "environment": environment(),
         "versions": f"spcp {__version__}, torch {torch.__version__}",
     }
-
-
-def _machine() -> str:
-    """Its processor and how many threads were used."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        model = platform.processor() or platform.machine()
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else model
-    return f"{device}, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"

@@ -83,9 +83,10 @@ def about(found: Outcome) -> str:
     key = "training loss of the plain network"
     loss = f", {key} {own[key]:.3f}" if key in own else ""
     cut = f", rho_norm {own['rho_norm']:g}" if "rho_norm" in own else ""
+    precision = f", {own['precision']}" if "precision" in own else ""  # older files do not say
     return (
         f"`{own['command']}`: {own['data']}, {own['images']} training samples, {network}, {own['epochs']} epochs{loss}"
-        f"{cut}; {own['seeds']} seeds; {own['machine']}; {own['date']}; {own['versions']}."
+        f"{cut}; {own['seeds']} seeds; {own['machine']}{precision}; {own['date']}; {own['versions']}."
     )
 
 

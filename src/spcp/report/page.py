@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-import platform
 from importlib import resources
 from typing import Any
 
@@ -13,8 +12,10 @@ import numpy as np
 import torch
 
 from .. import __version__
+from ..environment import machine
 from ..errors import need
 from ..evaluation import CONVENTION, NAMES
+from ..training import read_environment
 from . import figures
 from .examples import SIDE, examples, surprise
 from .study import ALPHA, Study, has_head, pattern, threshold
@@ -131,11 +132,22 @@ def about(study: Study) -> dict[str, str]:
     network = config.network if config.width is None else f"{config.network} of width {config.width}"
     return {
         "data": f"{study.benchmark.name}: {len(study.benchmark.classes)} classes, {known}{sizes}",
-        "network": f"{network}{trained}",
+        "network": f"{network}{trained}, {config.precision}",
+        "trained on": "; ".join(_trained_on(study)) or "not recorded",
         "seeds": "; ".join(f"{arm.name}: {', '.join(map(str, arm.seeds))}" for arm in study.arms),
         "made": f"{datetime.date.today().isoformat()} by spcp {__version__}, torch {torch.__version__}, "
-        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads",
+        f"{machine()}",
     }
+
+
+def _trained_on(study: Study) -> list[str]:
+    """The machines that the runs were trained on, each once."""
+    records = [own for arm in study.arms for run in arm.runs for own in read_environment(run.folder)]
+    words = (
+        f"{own['device']}, {own['threads']} thread(s), {own['instruction_set']}, spcp {own['spcp']}, torch {own['torch']}"
+        for own in records
+    )
+    return list(dict.fromkeys(words))
 
 
 def data(study: Study) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from ..networks.base import evaluating
 from ..objectives import Objective
 from .display import Display
 from .run import Run, load_weights
-from .settings import Config, augmented, build_network, build_objective, check, is_own, lr_at, precision_of
+from .settings import Config, augmented, build_network, build_objective, check, is_own, lr_at
 
 _log = logging.getLogger("spcp")
 
@@ -78,13 +78,15 @@ def train(
     given = {} if network is None else {"own_network": type(network).__name__}
     if objective is not None:
         given["own_objective"] = f"{type(objective).__name__}({objective.options})"
+    lightning = need("lightning_fabric", "lightning-fabric", "train")
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces a precision once a run
     try:
-        fabric = need("lightning_fabric", "lightning-fabric", "train").Fabric(
+        fabric = lightning.Fabric(
             accelerator="auto",
             devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
             strategy=_sharded() if strategy == "fsdp" else strategy,
-            precision=precision_of(config),
+            precision=config.precision,
             loggers=loggers,
         )
     except ValueError as error:
@@ -142,15 +144,16 @@ def train(
     if not run.resume(trainee, sgd, fabric.device):
         own.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
 
+    run.record_environment()
     last = config.epochs if until is None else min(config.epochs, until)
     status = "failed"
     try:
         with _interrupts() as interrupted, Display(run, len(loader), len(benchmark.train)) as display:
             while run.epoch < last:
                 _epoch(run, trainee, module, optimizer, loader, fabric, display, interrupted)
-                accuracy = None if validation is None else _accuracy(module, trainee, validation, fabric, sharded)
+                accuracy = None if validation is None else _accuracy(trainee, validation, fabric, sharded)
                 _join_sums(run, fabric)
-                line = _line(run, trainee, accuracy, _share_cut(module, trainee, some))
+                line = _line(run, trainee, accuracy, _share_cut(trainee, some))
                 display.epoch(line)
                 fabric.log_dict({key: value for key, value in line.items() if value is not None}, step=run.epoch)
                 run.finish_epoch(trainee, sgd, line)
@@ -306,23 +309,24 @@ def _interrupts() -> Iterator[threading.Event]:
 
 
 @torch.no_grad()
-def _accuracy(module: Any, trainee: Trainee, validation: Loader, fabric: Any, sharded: bool) -> float:
-    """Of the validation data, in percent, over all processes."""
-    module.eval()  # validation data must not move a threshold
-    # Data parallel modules talk to each other in every pass, and some processes may have fewer to make.
-    run = module if sharded else trainee
+def _accuracy(trainee: Trainee, validation: Loader, fabric: Any, sharded: bool) -> float:
+    """The accuracy on the validation data, in percent, over all processes.
+
+    In float32, as the network will be used, whatever the precision of training is; and without the wrapper of data
+    parallelism, which talks to the others in every pass, while some processes have fewer passes to make.
+    """
+    trainee.eval()  # validation data must not move a threshold
     right = torch.zeros((), device=fabric.device)
     for x, y in validation:
-        with fabric.autocast():
-            right += (run(x) == y).sum()
-    module.train()
+        right += (trainee(x) == y).sum()
+    trainee.train()
     if not sharded:
         right = fabric.all_reduce(right, reduce_op="sum")
     return float(right) / len(validation.data) * 100
 
 
 @torch.no_grad()
-def _share_cut(module: Any, trainee: Trainee, x: Tensor) -> float | None:
+def _share_cut(trainee: Trainee, x: Tensor) -> float | None:
     """The share of contributions of some samples above the threshold; None where nothing is bounded."""
     head = trainee.objective.head(trainee.network)
     if not isinstance(head, SPCPLinear):
@@ -333,9 +337,9 @@ def _share_cut(module: Any, trainee: Trainee, x: Tensor) -> float | None:
         over.extend(int((h * head.weight > head.threshold).sum()) for h in inputs[0].float())
 
     hook = head.register_forward_hook(count)
-    module.eval()
-    module(x)
-    module.train()
+    trainee.eval()
+    trainee(x)
+    trainee.train()
     hook.remove()
     return sum(over) / (len(over) * head.in_features * head.out_features)
 

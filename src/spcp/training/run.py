@@ -2,8 +2,8 @@
 
 `config.json` (complete: the same command continues or repeats it), `inputs.json` (what the network expects, and what
 its classes are called), `metrics.jsonl` (a line an epoch),
-`last.safetensors` and `best.safetensors` (by ID validation), and `state.safetensors`: everything that the next step
-depends on.
+`last.safetensors` and `best.safetensors` (by ID validation), `environment.json` (versions, device, threads and
+instruction sets, from which epoch on), and `state.safetensors`: everything that the next step depends on.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from ..atomic import sweep, written
 from ..contributions import apply_spcp
 from ..data import Benchmark, Inputs, load_benchmark
+from ..environment import environment
 from ..errors import InputError, TrainingError, need
 from ..networks import Network, adapt, trust
 from ..networks.adapted import Adapted
@@ -70,6 +71,16 @@ class Run:
                 file.write((json.dumps(self.settings, indent=2, sort_keys=True) + "\n").encode())
             with written(self.folder / "inputs.json") as file:
                 file.write((json.dumps(inputs.as_json()) + "\n").encode())
+
+    def record_environment(self) -> None:
+        """Write what the epochs from here on are computed with, if that has changed since the last time."""
+        if not self.writes:
+            return
+        path = self.folder / "environment.json"
+        kept = json.loads(path.read_text()) if path.exists() else []
+        if not kept or {**kept[-1], "epoch": 0} != {"epoch": 0, **environment()}:
+            with written(path) as file:
+                file.write((json.dumps([*kept, {"epoch": self.epoch, **environment()}], indent=2) + "\n").encode())
 
     def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
         """Add a batch to the epoch's sums, on its device."""
@@ -251,6 +262,14 @@ def read_inputs(folder: str | Path) -> Inputs:
         raise InputError(f"{path}: there is no such file; name the folder of a run") from error
     except ValueError as error:
         raise InputError(f"{path}: {error}") from error
+
+
+def read_environment(folder: str | Path) -> list[dict[str, Any]]:
+    """What a run was computed with: a record for each change, with the epoch from which on it holds."""
+    try:
+        return json.loads((Path(folder).expanduser() / "environment.json").read_text())
+    except (OSError, ValueError):
+        return []  # a run may be older than this record
 
 
 def benchmark_of(folder: str | Path) -> Benchmark:

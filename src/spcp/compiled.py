@@ -1,0 +1,47 @@
+"""Loads the compiled kernels, built for the instruction set that torch uses on this processor."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib.machinery
+import warnings
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+INSTRUCTION_SETS = ("default", "avx2", "avx512")  # each can run the libraries of those before it
+
+
+@functools.cache
+def instruction_set() -> str:
+    """The best instruction set that both the kernels and this processor have.
+
+    It follows torch, and so `ATEN_CPU_CAPABILITY`: that variable limits both.
+    """
+    name = torch.backends.cpu.get_cpu_capability().lower()
+    return name if name in INSTRUCTION_SETS else "default"
+
+
+def load_library(stem: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | None:
+    """Load the compiled library of a module, and declare its functions' arguments; None if it was not compiled.
+
+    Args:
+        stem: its path, without the instruction set and the suffix: `_kernels` for `_kernels_avx2.so`.
+        functions: the types of the arguments of each function.
+    """
+    usable = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(instruction_set()) + 1]
+    names = [stem.name + "_" + name + suffix for name in usable[::-1] for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    path = next((path for path in map(stem.with_name, names) if path.exists()), None)
+    if path is None:
+        return None
+    try:
+        library = ctypes.CDLL(str(path))
+        for name, types in functions.items():
+            getattr(library, name).argtypes = types
+    except (OSError, AttributeError) as error:  # a library it needs is missing, or it is of another version
+        warnings.warn(f"spcp runs without its compiled {stem.name}, slowly: {error}. Install it anew.", stacklevel=2)
+        return None
+    return library

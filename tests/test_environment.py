@@ -1,0 +1,104 @@
+"""What a run was computed with is on record, and the processor decides nothing but the speed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import training_run
+
+from spcp import compiled, environment, training
+from spcp.contributions import native
+
+KERNELS = Path(native.__file__).parent
+LOOK = """
+import json, torch
+from spcp.contributions import clip_contributions, contribution_quantile, native
+from spcp.environment import environment
+torch.manual_seed(0)
+h, W, b = torch.randn(130, 64), torch.randn(600, 64), torch.randn(600)
+numbers = [clip_contributions(x, W, b, 0.5).double().sum().item() for x in (h[:3], h)]
+numbers.append(contribution_quantile(h, W, 0.9).double().sum().item())
+print(json.dumps({"library": native._library and native._library._name, "numbers": numbers, **environment()}))
+"""
+
+
+def look(**changes: str) -> dict[str, object]:
+    """What a new process computes with."""
+    code = subprocess.run([sys.executable, "-c", LOOK], env=os.environ | changes, capture_output=True, check=True)
+    return json.loads(code.stdout)
+
+
+@pytest.mark.skipif(not native.available(), reason="no C compiler when spcp was installed")
+@pytest.mark.parametrize("limit", compiled.INSTRUCTION_SETS)
+def test_kernels_are_chosen_at_run_time(limit: str) -> None:
+    """Kernels built for more than the processor may run stay unused, and all give the same numbers."""
+    if not list(KERNELS.glob(f"_kernels_{limit}*")):
+        pytest.skip(f"no kernels for {limit} on this kind of processor")
+    usual, limited = look(), look(ATEN_CPU_CAPABILITY=limit)
+    best = min(compiled.INSTRUCTION_SETS.index(limit), compiled.INSTRUCTION_SETS.index(str(usual["kernels"])))
+    assert limited["kernels"] == compiled.INSTRUCTION_SETS[best]
+    assert f"_kernels_{limited['kernels']}." in str(limited["library"])
+    assert limited["numbers"] == pytest.approx(usual["numbers"], rel=1e-5)
+
+
+@pytest.mark.skipif(not native.available(), reason="no C compiler when spcp was installed")
+def test_libraries_hold_no_wider_instructions(tmp_path: Path) -> None:
+    """What is loaded on a processor without AVX-512, or without AVX, has no such instruction anywhere."""
+    for name, wide in (("default", ("%ymm", "%zmm")), ("avx2", ("%zmm",))):
+        for path in KERNELS.glob(f"_kernels_{name}.*"):
+            try:
+                code = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
+            except FileNotFoundError:
+                pytest.skip("objdump is not installed")
+            assert "mulss" in code or "mulps" in code  # it was read
+            assert not [register for register in wide if register in code], path.name
+
+
+def test_a_run_records_what_it_was_computed_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config, data = training_run.config("spcp", 3), training_run.benchmark(48)
+    folder = training.train(config, tmp_path / "r", benchmark=data, until=1)
+    (record,) = training.read_environment(folder)
+    assert record == {"epoch": 0, **environment.environment()}
+    assert record["threads"] == torch.get_num_threads()
+    assert training.read_config(folder).precision == training_run.PRECISION
+    training.train(config, folder, benchmark=data, until=2)
+    assert len(training.read_environment(folder)) == 1  # on the same machine
+    monkeypatch.setattr("spcp.environment.__version__", "9.9")
+    training.train(config, folder, benchmark=data)
+    first, second = training.read_environment(folder)
+    assert (first["epoch"], second["epoch"], second["spcp"]) == (0, 2, "9.9")
+    assert first["spcp"] != "9.9"
+
+
+def test_the_default_precision_does_not_depend_on_the_processor() -> None:
+    assert training.Config().precision == "32-true"
+    assert training.config_for("cifar10", "spcp").precision == "32-true"
+
+
+@pytest.mark.parametrize("method", ["plain", "spcp", "cider"])
+def test_accuracy_is_that_of_the_network_as_it_is_used(tmp_path: Path, method: str) -> None:
+    """In float32, though it was trained in bfloat16, which would decide some samples otherwise."""
+    data = training_run.benchmark()
+    config = training_run.config(method, 2, precision="bf16-mixed", warmup=0)
+    folder = training.train(config, tmp_path / "r", benchmark=data)
+    network, objective = training.load_network(folder)
+    ((x, y),) = data.loader("val", batch_size=40)
+    with torch.no_grad():
+        accuracy = (objective.predict(network, x) == y).float().mean() * 100
+    assert training.read_metrics(folder)[-1]["val_accuracy"] == pytest.approx(float(accuracy))
+
+
+def test_bfloat16_is_not_announced(tmp_path: Path) -> None:
+    arguments = ["train", "-b", "digits", "-m", "plain", "--epochs", "1", "--width", "4", "--precision", "bf16-mixed"]
+    done = subprocess.run(
+        [sys.executable, "-m", "spcp.cli", *arguments, "--quiet", "--out", str(tmp_path / "r")],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
