@@ -3,14 +3,19 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint docs bench integrations clean
+.PHONY: demo test test-matrix lint docs bench integrations clean
 
 demo: .venv/ready
 	$(BIN)/spcp demo
 
-# One thread: the networks of the tests are too small to share, and threads that wait for each other slow them down.
+# One thread a process: the networks of the tests are too small to share, and threads that wait for each other slow them
+# down. A module's tests share what they train, so they stay in one process.
 test: .venv/ready
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# The suite as other processors, thread counts, precisions and machines without a compiler would run it; an hour.
+test-matrix: .venv/ready
+	$(BIN)/python tests/matrix.py
 
 lint: .venv/ready
 	$(BIN)/ruff check .

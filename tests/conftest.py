@@ -1,3 +1,4 @@
+import logging
 import os
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: there may be no GPU
@@ -21,5 +22,7 @@ def library() -> torch.library.Library:
 
 
 @pytest.fixture(autouse=True)
-def _seed() -> None:
+def _as_new() -> None:
+    """Each test starts as a new process would, whatever ran before it."""
     torch.manual_seed(0)
+    logging.getLogger("spcp").setLevel(logging.NOTSET)  # `--quiet` sets it

@@ -71,7 +71,7 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path, method: str) -> No
     assert lines[0] == lines[1]
     assert [line["epoch"] for line in lines[0]] == [0, 1, 2]
     expected = [f"{own}.safetensors" for own in ("best", "last", "state")]
-    expected = sorted([*expected, "config.json", "inputs.json", "metrics.jsonl"])
+    expected = sorted([*expected, "config.json", "environment.json", "inputs.json", "metrics.jsonl"])
     assert sorted(path.name for path in killed.iterdir()) == expected  # and nothing half-written
 
 
@@ -85,11 +85,11 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("strategy", ["auto", "fsdp"])
 def test_two_processes_train_as_one(tmp_path: Path, one: Path, strategy: str) -> None:
-    """With the joint batch, to float accuracy, the threshold included; interrupted after an epoch.
+    """With the joint batch, to the accuracy of sums in another order, the threshold included; stopped after an epoch.
 
     Of a network without BatchNorm, whose statistics are each process's own; one with it runs too.
     """
-    two = tmp_path / "two"
+    two, rtol = tmp_path / "two", 1e-4 if training_run.PRECISION == "32-true" else 2e-2
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for until in ("1", "2"):
         arguments = [*torchrun, str(SCRIPT), str(two), "spcp", "2", "mlp", strategy, until]
@@ -97,9 +97,9 @@ def test_two_processes_train_as_one(tmp_path: Path, one: Path, strategy: str) ->
     first, second = load_file(one / "last.safetensors"), load_file(two / "last.safetensors")
     assert first.keys() == second.keys()
     for name in first:
-        torch.testing.assert_close(first[name], second[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(first[name], second[name], rtol=rtol, atol=rtol / 10)
     for left, right in zip(training.read_metrics(one), training.read_metrics(two), strict=True):
-        assert left | {"seconds": 0} == pytest.approx(right | {"seconds": 0}, rel=1e-4)
+        assert left | {"seconds": 0} == pytest.approx(right | {"seconds": 0}, rel=rtol)
     arguments = [*torchrun, str(SCRIPT), str(tmp_path / "cnn"), "spcp", "1", "cnn", strategy]
     subprocess.run(arguments, check=True, capture_output=True)
     assert training.read_metrics(tmp_path / "cnn")[0]["loss"] < 2
@@ -113,7 +113,9 @@ def digits() -> data.Benchmark:
 @pytest.fixture(scope="module")
 def trained(digits: data.Benchmark, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A plainly trained network on the embedded data."""
-    return training.train(training_run.config_for("digits", epochs=4), tmp_path_factory.mktemp("plain"), benchmark=digits)
+    return training.train(
+        training_run.config_for("digits", epochs=4), tmp_path_factory.mktemp("plain"), benchmark=digits
+    )
 
 
 @pytest.mark.parametrize("method", objectives.METHODS)
@@ -419,7 +421,9 @@ def test_what_is_shown(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
     process = subprocess.Popen(
-        [*run_it, str(tmp_path / "b"), "spcp", "2", "cnn"], stderr=theirs, env=os.environ | {"TERM": "xterm"}
+        [*run_it, str(tmp_path / "b"), "spcp", "2", "cnn"],
+        stderr=theirs,
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "150"},
     )
     os.close(theirs)
     text = b""

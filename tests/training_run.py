@@ -18,7 +18,6 @@ from spcp import data, networks, training
 from spcp.atomic import written
 from spcp.training import loop, run
 
-
 PRECISION = os.environ.get("SPCP_TEST_PRECISION", "32-true")  # the test matrix asks for bf16-mixed too
 
 

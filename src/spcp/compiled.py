@@ -33,7 +33,9 @@ def load_library(stem: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.C
         functions: the types of the arguments of each function.
     """
     usable = INSTRUCTION_SETS[: INSTRUCTION_SETS.index(instruction_set()) + 1]
-    names = [stem.name + "_" + name + suffix for name in usable[::-1] for suffix in importlib.machinery.EXTENSION_SUFFIXES]
+    names = [
+        stem.name + "_" + name + suffix for name in usable[::-1] for suffix in importlib.machinery.EXTENSION_SUFFIXES
+    ]
     path = next((path for path in map(stem.with_name, names) if path.exists()), None)
     if path is None:
         return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +42,12 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
+def described(record: Mapping[str, Any]) -> str:
+    """Put the device, threads and instruction set of a record into words."""
+    plural = "" if record["threads"] == 1 else "s"
+    return f"{record['device']}, {record['threads']} thread{plural}, {record['instruction_set']}"
+
+
 def machine() -> str:
-    """Name the device, the number of threads and the instruction set, in a line."""
-    here = environment()
-    return f"{here['device']}, {here['threads']} thread{'s' * (here['threads'] != 1)}, {here['instruction_set']}"
+    """Put this process's device, threads and instruction set into words."""
+    return described(environment())

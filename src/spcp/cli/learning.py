@@ -37,7 +37,9 @@ Epochs = Annotated[int | None, Option(help="How often all images are seen.", ric
 BatchSize = Annotated[int | None, Option(help="Images in a step.", rich_help_panel=RUN)]
 Rate = Annotated[float | None, Option("--lr", help="Learning rate.", rich_help_panel=RUN)]
 Width = Annotated[int | None, Option(help="Of the network; default: its own.", rich_help_panel=METHOD)]
-Precision = Annotated[str | None, Option(help="32-true, bf16-mixed or 16-mixed; default: 32-true.", rich_help_panel=RUN)]
+Precision = Annotated[
+    str | None, Option(help="32-true, bf16-mixed or 16-mixed; default: 32-true.", rich_help_panel=RUN)
+]
 
 
 @command("train", panel="Train")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from .. import __version__
-from ..environment import machine
+from ..environment import described, machine
 from ..errors import need
 from ..evaluation import CONVENTION, NAMES
 from ..training import read_environment
@@ -135,19 +135,14 @@ def about(study: Study) -> dict[str, str]:
         "network": f"{network}{trained}, {config.precision}",
         "trained on": "; ".join(_trained_on(study)) or "not recorded",
         "seeds": "; ".join(f"{arm.name}: {', '.join(map(str, arm.seeds))}" for arm in study.arms),
-        "made": f"{datetime.date.today().isoformat()} by spcp {__version__}, torch {torch.__version__}, "
-        f"{machine()}",
+        "made": f"{datetime.date.today().isoformat()} by spcp {__version__}, torch {torch.__version__}, {machine()}",
     }
 
 
 def _trained_on(study: Study) -> list[str]:
     """The machines that the runs were trained on, each once."""
-    records = [own for arm in study.arms for run in arm.runs for own in read_environment(run.folder)]
-    words = (
-        f"{own['device']}, {own['threads']} thread(s), {own['instruction_set']}, spcp {own['spcp']}, torch {own['torch']}"
-        for own in records
-    )
-    return list(dict.fromkeys(words))
+    records = [record for arm in study.arms for run in arm.runs for record in read_environment(run.folder)]
+    return list(dict.fromkeys(described(record) for record in records))
 
 
 def data(study: Study) -> dict[str, Any]:

@@ -66,7 +66,8 @@ class Run:
     def claim(self, inputs: Inputs) -> None:
         """Write the settings into a new folder, and clean up after processes that were killed."""
         if self.writes:
-            sweep(self.folder, *(f"{name}.safetensors" for name in ("state", "last", "best")), "metrics.jsonl")
+            weights = (f"{name}.safetensors" for name in ("state", "last", "best"))
+            sweep(self.folder, *weights, "metrics.jsonl", "environment.json")
             with written(self.folder / "config.json") as file:
                 file.write((json.dumps(self.settings, indent=2, sort_keys=True) + "\n").encode())
             with written(self.folder / "inputs.json") as file:
