@@ -35,7 +35,7 @@ def main() -> None:
     y = torch.randint(10, (BATCH,))
     plain: Network = resnet18(10).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     with torch.no_grad():
-        h = plain.features(x)
+        h = plain.forward_features(x)
     settled = (
         contribution_quantile(h, plain.classifier.weight, 1 - RHO_NORM / 10).mean().item()
     )  # as in the midst of training

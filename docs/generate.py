@@ -1,4 +1,4 @@
-"""Write the pages that say what is in the code: detectors.md, methods.md, cli.md and api.md.
+"""Write the pages that say what is in the code: scores.md, methods.md, cli.md and api.md.
 
 python docs/generate.py            # after a change of a detector, a method, a command or a public name
 python docs/generate.py --check    # exit 1 if a page is not up to date
@@ -18,9 +18,9 @@ from typing import Any
 import typer
 
 from spcp.cli import app
-from spcp.detectors import SCORES, Score
 from spcp.evaluation import ITP
-from spcp.objectives import METHODS, Objective
+from spcp.methods import METHODS, Method
+from spcp.scores import SCORES, Score
 from spcp.training.settings import DEFAULTS, DEPARTURES
 from spcp.tuning import GRID
 
@@ -128,7 +128,7 @@ def methods() -> str:
     for name, (kind, options) in METHODS.items():
         loss, about = CROSS_ENTROPY.get(name) or (_loss(kind), _about(kind))
         bounded = ", bounded" if "rho_norm" in options else ""
-        cells = (_linked(name), _code(loss, table=True) + bounded, _linked(kind.detector, "detectors.md"))
+        cells = (_linked(name), _code(loss, table=True) + bounded, _linked(kind.detector, "scores.md"))
         rows.append(f"| {' | '.join(cells)} |")
         alone = name.removesuffix("+spcp")
         if alone != name:
@@ -139,7 +139,7 @@ def methods() -> str:
     return "\n".join([page + "\n".join(rows) + "\n", *cards])
 
 
-def _of_method(name: str, kind: type[Objective], options: Mapping[str, Any], loss: str) -> Iterator[tuple[str, str]]:
+def _of_method(name: str, kind: type[Method], options: Mapping[str, Any], loss: str) -> Iterator[tuple[str, str]]:
     yield "Minimises", loss
     if name != "plain":
         yield "Paper", kind.paper
@@ -157,11 +157,11 @@ def _of_method(name: str, kind: type[Objective], options: Mapping[str, Any], los
         yield "Needs", "a trained network: `start` in the config, `--weights` in a terminal"
     own = kind.detector_options
     told = f", {_pairs(own)}" if isinstance(own, Mapping) and own else ""
-    yield "Scored with", _linked(kind.detector, "detectors.md") + told
+    yield "Scored with", _linked(kind.detector, "scores.md") + told
     yield "Cost", kind.cost + ("; and the bound" if "rho_norm" in options else "")
 
 
-def _loss(kind: type[Objective]) -> str:
+def _loss(kind: type[Method]) -> str:
     """The formula that the docstring begins with."""
     found = re.match(r"`([^`]+)`", kind.__doc__ or "")
     if found is None:
@@ -253,10 +253,10 @@ The public names of the library, with their docstrings. On GitHub this page only
 that shows them, and so does `help(spcp.Detector)` in Python.
 """
 MODULES = (
-    *("spcp", "spcp.data", "spcp.networks", "spcp.objectives", "spcp.training", "spcp.detectors", "spcp.metrics"),
+    *("spcp", "spcp.data", "spcp.networks", "spcp.methods", "spcp.training", "spcp.scores", "spcp.metrics"),
     *("spcp.calibration", "spcp.evaluation", "spcp.tuning", "spcp.decision", "spcp.report", "spcp.experiments"),
 )
-BASES = (Score, Objective)  # of their subclasses only the head is shown
+BASES = (Score, Method)  # of their subclasses only the head is shown
 
 
 def reference() -> str:
@@ -357,7 +357,7 @@ def _anchor(heading: str) -> str:
 
 
 PAGES: Mapping[str, Callable[[], str]] = {
-    "detectors.md": detectors,
+    "scores.md": detectors,
     "methods.md": methods,
     "cli.md": commands,
     "api.md": reference,

@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     sounds = data.read_folder(options.folder, kind="audio", label=options.label)
     known = sounds.y < options.known
     benchmark = data.own_benchmark(
-        data.take(sounds, known.nonzero()[:, 0], classes=sounds.classes[: options.known]),
+        data.take(sounds, known.nonzero()[:, 0], class_names=sounds.class_names[: options.known]),
         {"odd": options.odd} if options.odd else None,
         near={"others": data.take(sounds, (~known).nonzero()[:, 0], split="the other classes")},
         transform={"sample_rate": 8000, "seconds": 0.6, "mels": 40, "hop": 0.015},  # 40 x 41 pixels

@@ -70,7 +70,7 @@ def embedded_digits(count: int) -> data.Benchmark:
     def embed(own: data.DataSet) -> tuple[Tensor, Tensor]:
         index = torch.linspace(0, len(own) - 1, min(count, len(own))).round().long()  # of all classes
         loader = data.Loader(data.take(own, index), transform, batch_size=16, workers=0)
-        x, y = zip(*((network.features(x), y) for x, y in loader), strict=True)
+        x, y = zip(*((network.forward_features(x), y) for x, y in loader), strict=True)
         return torch.cat(x), torch.cat(y)
 
     def group(sets: dict[str, data.DataSet]) -> dict[str, Tensor]:
@@ -97,7 +97,7 @@ def train(
     torch.manual_seed(0)
     loader = benchmark.loader("train", batch_size=50, train=True)
     x, _ = next(iter(benchmark.loader("test")))
-    head = build(x.shape[1], len(benchmark.classes))
+    head = build(x.shape[1], len(benchmark.class_names))
     if rho_norm:
         apply_spcp(head, rho_norm, total_steps=epochs * len(loader))
     optimizer = torch.optim.SGD(head.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=5e-4)

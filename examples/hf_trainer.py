@@ -43,7 +43,7 @@ def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> nn.Module:
             hidden_sizes=[32, 128],
             depths=[1, 1],
             layer_type="basic",
-            id2label=dict(enumerate(benchmark.classes)),
+            id2label=dict(enumerate(benchmark.class_names)),
         )
     )
     samples = [

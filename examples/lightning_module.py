@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> Classifier:
     torch.manual_seed(0)
     loader = benchmark.loader("train", batch_size=50, train=True)  # a DataLoader of your own will do as well
-    module = Classifier(len(benchmark.classes), rho_norm, total_steps=epochs * len(loader))
+    module = Classifier(len(benchmark.class_names), rho_norm, total_steps=epochs * len(loader))
     trainer = lightning.Trainer(
         max_epochs=epochs,
         logger=False,

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> nn.Module:
     torch.manual_seed(0)
-    model = build(len(benchmark.classes))
+    model = build(len(benchmark.class_names))
     loader = benchmark.loader("train", batch_size=50, train=True)
     steps = epochs * len(loader)
     if rho_norm:

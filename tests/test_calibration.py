@@ -12,9 +12,9 @@ from torch import nn
 
 from spcp import SPCPLinear, apply_spcp, data, training
 from spcp.calibration import Detector, needed, p_values, rank_for
-from spcp.detectors import Score
 from spcp.errors import InputError
 from spcp.features import Features
+from spcp.scores import Score
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -116,7 +116,7 @@ def test_detect() -> None:
     assert found.is_ood.tolist() == [True, True, False, False, False, True]
     torch.testing.assert_close(found.p_values, torch.tensor([0.01, 0.05, 0.06, 0.51, 1.0, 0.0], dtype=torch.float64))
     assert found.scores[:5].tolist() == [0.0, 4.0, 5.0, 50.0, 1000.0]
-    assert found.classes.tolist() == [0] * 6
+    assert found.predictions.tolist() == [0] * 6
     _, _, is_ood = detector.eval()(torch.tensor([[4.0], [5.0]]))
     assert is_ood.tolist() == [True, False]
     with pytest.raises(InputError, match="has no threshold yet; call calibrate"):
@@ -134,7 +134,7 @@ def test_by_class_each_class_has_its_own_threshold() -> None:
     detector = Detector(net).calibrate(x, alpha=0.1, by_class=True)
     fresh = detector.detect(torch.randn(20_000, 4))
     for k in range(3):
-        own = fresh.classes == k
+        own = fresh.predictions == k
         if own.sum() > 500:
             assert fresh.is_ood[own].float().mean() == pytest.approx(0.1, abs=0.03)
     assert detector.thresholds.shape == (3,)
@@ -206,16 +206,16 @@ def test_training_methods_with_outputs_of_their_own(tmp_path: Path, method: str)
         start = training.train(training_run.config("plain", 1), tmp_path / "plain", benchmark=own)
         changes["start"] = str(start / "last.safetensors")
     folder = training.train(training_run.config(method, 2, warmup=0, **changes), tmp_path / "run", benchmark=own)
-    network, objective = training.load_network(folder)
+    network, method = training.load_network(folder)
     from spcp.calibration import build_score
 
-    score = build_score(objective.detector, **objective.detector_options)
-    detector = Detector(network, score, objective=objective).fit(own.loader("train", batch_size=60))
+    score = build_score(method.detector, **method.detector_options)
+    detector = Detector(network, score, method=method).fit(own.loader("train", batch_size=60))
     detector.calibrate(own.loader("test", batch_size=40), alpha=0.1)
     x, _ = next(iter(own.loader("val", batch_size=40)))
     found = detector.detect(x)
     with torch.no_grad():
-        assert torch.equal(found.classes, objective.predict(network, x))
+        assert torch.equal(found.predictions, method.predict(network, x))
     path = detector.save(tmp_path / "d.safetensors")
     again = Detector.load(path, training.build_network(training.read_config(folder), own.inputs()))
     for ours, theirs in zip(found, again.detect(x), strict=True):

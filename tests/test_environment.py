@@ -87,10 +87,10 @@ def test_accuracy_is_that_of_the_network_as_it_is_used(tmp_path: Path, method: s
     data = training_run.benchmark()
     config = training_run.config(method, 2, precision="bf16-mixed", warmup=0)
     folder = training.train(config, tmp_path / "r", benchmark=data)
-    network, objective = training.load_network(folder)
+    network, method = training.load_network(folder)
     ((x, y),) = data.loader("val", batch_size=40)
     with torch.no_grad():
-        accuracy = (objective.predict(network, x) == y).float().mean() * 100
+        accuracy = (method.predict(network, x) == y).float().mean() * 100
     assert training.read_metrics(folder)[-1]["val_accuracy"] == pytest.approx(float(accuracy))
 
 

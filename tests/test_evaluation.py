@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from torch import nn
 
 from spcp import apply_spcp, data
-from spcp.detectors import KNN, SCORES, Score
 from spcp.errors import InputError
 from spcp.evaluation import USUAL, Evaluation, Table, evaluate, over_seeds
 from spcp.metrics import metrics
+from spcp.scores import KNN, SCORES, Score
 
 
 def blobs(name: str, n: int, shift: float, seed: int, ood: bool = False) -> data.TensorSet:
@@ -221,7 +221,7 @@ def test_a_run_is_evaluated_by_its_folder(tmp_path: Path) -> None:
 
     own = training_run.benchmark()
     odd = data.noise("uniform", own.test, 40)
-    own = data.Benchmark(own.name, own.transform, own.classes, own.train, own.val, own.test, far={"noise": odd})
+    own = data.Benchmark(own.name, own.transform, own.class_names, own.train, own.val, own.test, far={"noise": odd})
     folder = training.train(training_run.config("spcp", 2), tmp_path / "run", benchmark=own)
     table = evaluate(folder, own, ["energy", "knn"], folder=tmp_path)
     assert table.get("energy", "far", "noise")["n_ood"] == 40

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spcp import apply_spcp, data, features, objectives
+from spcp import apply_spcp, data, features, methods
 from spcp.errors import InputError
 from spcp.features import Features, build_bank, extract, model_key, outputs_of
 from spcp.networks.base import evaluating
@@ -72,7 +72,7 @@ def test_one_pass_gives_features_logits_labels_and_classes(tmp_path: Path) -> No
     assert torch.equal(found.y, torch.arange(100) % 3)
     assert torch.equal(found.k, found.z.argmax(1))
     assert found.accuracy() == pytest.approx(float((found.k == found.y).float().mean()))
-    assert (len(found), found.size, found.classes) == (100, 16, 3)
+    assert (len(found), found.size, found.num_classes) == (100, 16, 3)
     again = bank(model, tmp_path)
     assert model.seen == [100]
     assert torch.equal(again.h, found.h)
@@ -151,8 +151,8 @@ def test_whatever_a_model_depends_on_is_in_its_key() -> None:
     changed(lambda model: setattr(model, "__class__", type("Child", (Counting,), {"forward": lambda self, x: x})))
     with torch.autocast("cpu"):
         keys.append(model_key(Counting()))
-    mos = [objectives.MOS(groups=groups) for groups in ([[0, 1], [2]], [[0], [1, 2]])]
-    keys += [model_key(Counting(), objective) for objective in (objectives.T2FNorm(), *mos)]
+    mos = [methods.MOS(groups=groups) for groups in ([[0, 1], [2]], [[0], [1, 2]])]
+    keys += [model_key(Counting(), method) for method in (methods.T2FNorm(), *mos)]
     assert len(set(keys)) == len(keys)
 
 
@@ -313,4 +313,4 @@ def test_any_model_and_what_cannot_be_one() -> None:
     found = extract(Counting(), [torch.randn(3, 1, 8, 8), torch.randn(2, 1, 8, 8)])
     assert found.y.tolist() == [-1] * 5
     plain = extract(Counting(), [torch.randn(3, 1, 8, 8)]).with_head(nn.Linear(16, 2))
-    assert plain.classes == 2
+    assert plain.num_classes == 2

@@ -4,9 +4,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from detectors import slow
 from hypothesis import given
 from hypothesis import strategies as st
+from scores import slow
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
 
 from spcp.errors import InputError

@@ -107,7 +107,7 @@ def test_the_training_guides_code_runs(tmp_path: Path, monkeypatch: pytest.Monke
         names: dict[str, object] = {}
         exec(code, names)
         assert isinstance(names["network"].classifier, spcp.SPCPLinear)  # type: ignore[attr-defined]
-    from spcp.objectives import METHODS
+    from spcp.methods import METHODS
 
     for method in METHODS:
         assert f"`{method}`" in text, method
@@ -151,7 +151,7 @@ def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.chdir(tmp_path)
 
 
-GUIDES = ("index", "getting-started", "method", "decide", "own-data", "own-model", "add-detector", "add-method", "faq")
+GUIDES = ("index", "getting-started", "method", "decide", "own-data", "own-model", "add-score", "add-method", "faq")
 
 
 @pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -202,13 +202,13 @@ def test_the_results_are_those_of_the_files() -> None:
 
 
 def test_pages_that_say_what_is_in_the_code_are_up_to_date() -> None:
-    from spcp.detectors import SCORES
-    from spcp.objectives import METHODS
+    from spcp.methods import METHODS
+    from spcp.scores import SCORES
 
     generate = module("docs/generate.py")
     for name, write in generate.PAGES.items():
         assert (ROOT / "docs" / name).read_text() == write(), f"{name}: run python docs/generate.py"
-    for page, listed in (("detectors", SCORES), ("methods", METHODS)):
+    for page, listed in (("scores", SCORES), ("methods", METHODS)):
         cards = re.split(r"^## ", (ROOT / f"docs/{page}.md").read_text(), flags=re.MULTILINE)[1:]
         assert [card.split("\n")[0] for card in cards] == list(listed)
         for card in cards:

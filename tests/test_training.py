@@ -27,11 +27,11 @@ pytest.importorskip("lightning_fabric")
 import training_run
 from safetensors.torch import load_file
 
-from spcp import SPCPLinear, data, objectives, training
+from spcp import SPCPLinear, data, methods, training
 from spcp.errors import InputError
 from spcp.evaluation import Evaluation
 from spcp.training import loop, run
-from spcp.training.settings import augmented, build_objective
+from spcp.training.settings import augmented, build_method
 
 SCRIPT = Path(training_run.__file__)
 pytestmark = [
@@ -75,6 +75,12 @@ def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path, method: str) -> No
     assert sorted(path.name for path in killed.iterdir()) == expected  # and nothing half-written
 
 
+def succeed(arguments: list[str]) -> None:
+    """Run a command; if it fails, show why."""
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-5000:]
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run by a single process."""
@@ -93,7 +99,7 @@ def test_two_processes_train_as_one(tmp_path: Path, one: Path, strategy: str) ->
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     for until in ("1", "2"):
         arguments = [*torchrun, str(SCRIPT), str(two), "spcp", "2", "mlp", strategy, until]
-        subprocess.run(arguments, check=True, capture_output=True)
+        succeed(arguments)
     first, second = load_file(one / "last.safetensors"), load_file(two / "last.safetensors")
     assert first.keys() == second.keys()
     for name in first:
@@ -101,7 +107,7 @@ def test_two_processes_train_as_one(tmp_path: Path, one: Path, strategy: str) ->
     for left, right in zip(training.read_metrics(one), training.read_metrics(two), strict=True):
         assert left | {"seconds": 0} == pytest.approx(right | {"seconds": 0}, rel=rtol)
     arguments = [*torchrun, str(SCRIPT), str(tmp_path / "cnn"), "spcp", "1", "cnn", strategy]
-    subprocess.run(arguments, check=True, capture_output=True)
+    succeed(arguments)
     assert training.read_metrics(tmp_path / "cnn")[0]["loss"] < 2
 
 
@@ -118,7 +124,7 @@ def trained(digits: data.Benchmark, tmp_path_factory: pytest.TempPathFactory) ->
     )
 
 
-@pytest.mark.parametrize("method", objectives.METHODS)
+@pytest.mark.parametrize("method", methods.METHODS)
 def test_every_method_trains_saves_loads_and_scores(
     tmp_path: Path, method: str, digits: data.Benchmark, trained: Path
 ) -> None:
@@ -133,13 +139,13 @@ def test_every_method_trains_saves_loads_and_scores(
     assert [line["epoch"] for line in lines] == [0, 1, 2]
     assert lines[-1]["loss"] < lines[0]["loss"]
 
-    network, objective = training.load_network(folder)
+    network, trained_by = training.load_network(folder)
     with torch.no_grad():
-        right = [(objective.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=500)]
+        right = [(trained_by.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=500)]
         x = next(iter(digits.loader("near/greek", batch_size=50)))[0]
-        h, z, k = objective.outputs(network, x)
-        assert torch.equal(k, objective.predict(network, x))
-    assert type(objective)(**objective.options).options == objective.options
+        h, z, k = trained_by.outputs(network, x)
+        assert torch.equal(k, trained_by.predict(network, x))
+    assert type(trained_by)(**trained_by.options).options == trained_by.options
     assert torch.cat(right).mean() * 100 == pytest.approx(lines[-1]["val_accuracy"])
     assert h.shape == (50, network.classifier.in_features)
     assert z.shape == (50, 13 if method == "mos" else 10)
@@ -149,7 +155,7 @@ def test_every_method_trains_saves_loads_and_scores(
         masked, plain = load_file(folder / "last.safetensors"), load_file(trained / "last.safetensors")
         assert all(torch.equal(masked[name], plain[name]) for name in plain)  # it learns masks only
     bounded = method in ("spcp", "fixed") or method.endswith("+spcp")
-    heads = [m for m in (*network.modules(), *objective.modules()) if isinstance(m, SPCPLinear)]
+    heads = [m for m in (*network.modules(), *trained_by.modules()) if isinstance(m, SPCPLinear)]
     assert len(heads) == bounded
     for head in heads:
         steps = 3 * -(-1000 // training.read_config(folder).batch_size)
@@ -159,7 +165,7 @@ def test_every_method_trains_saves_loads_and_scores(
     assert training.read_metrics(folder) == lines
 
 
-class Exploding(objectives.Objective):
+class Exploding(methods.Method):
     """Its loss, or its features, are not finite from a step on."""
 
     def __init__(self, *, step: int = 13, how: str = "loss", **options: Any) -> None:
@@ -180,12 +186,12 @@ def test_a_loss_that_is_not_finite_stops_the_run(
 ) -> None:
     """The last good state stays: of before step 13, which is the third of the second epoch."""
     monkeypatch.setattr(loop, "LOOK", 0.0)
-    objective = Exploding(how=how, rho_norm=rho_norm, beta=0.5 if rho_norm else None)
+    method = Exploding(how=how, rho_norm=rho_norm, beta=0.5 if rho_norm else None)
     with pytest.raises(
         training.TrainingError, match=r"run: .* in epoch 2, at or before step [23]; .* smaller learning"
     ):
         training.train(
-            training_run.config("plain", 3), tmp_path / "run", benchmark=training_run.benchmark(), objective=objective
+            training_run.config("plain", 3), tmp_path / "run", benchmark=training_run.benchmark(), method=method
         )
     state = load_file(tmp_path / "run" / "state.safetensors")
     assert all(value.isfinite().all() for value in state.values() if value.is_floating_point())
@@ -301,9 +307,9 @@ def test_best_weights_come_with_their_objective(tmp_path: Path) -> None:
     lines = training.read_metrics(folder)
     x, y = next(iter(own.loader("val", batch_size=40)))
     for which, accuracy in (("best", max(line["val_accuracy"] for line in lines)), ("last", lines[-1]["val_accuracy"])):
-        network, objective = training.load_network(folder, which)
+        network, method = training.load_network(folder, which)
         with torch.no_grad():
-            found = (objective.predict(network, x) == y).float().mean() * 100
+            found = (method.predict(network, x) == y).float().mean() * 100
         assert found == pytest.approx(accuracy)
 
 
@@ -340,7 +346,7 @@ def test_another_run_in_the_folder(tmp_path: Path) -> None:
 
 
 def test_an_objective_and_a_network_of_ones_own(tmp_path: Path) -> None:
-    class Smoothed(objectives.Objective):
+    class Smoothed(methods.Method):
         def forward(self, network: Any, x: torch.Tensor, y: torch.Tensor, progress: float = 0.0) -> Any:
             z = network(x)
             return torch.nn.functional.cross_entropy(z, y, label_smoothing=0.1), z
@@ -354,16 +360,16 @@ def test_an_objective_and_a_network_of_ones_own(tmp_path: Path) -> None:
     own = training_run.benchmark()
     config = training_run.config("plain", 3)
     folder = training.train(
-        config, tmp_path / "r", benchmark=own, network=model(), objective=Smoothed(rho_norm=0.5, beta=0.9)
+        config, tmp_path / "r", benchmark=own, network=model(), method=Smoothed(rho_norm=0.5, beta=0.9)
     )
-    network, objective = training.load_network(folder, network=model(), objective=Smoothed(rho_norm=0.5, beta=0.9))
+    network, method = training.load_network(folder, network=model(), method=Smoothed(rho_norm=0.5, beta=0.9))
     assert isinstance(network.classifier, SPCPLinear)
     x, y = next(iter(own.loader("val", batch_size=40)))
-    accuracy = (objective.predict(network, x) == y).float().mean() * 100
+    accuracy = (method.predict(network, x) == y).float().mean() * 100
     assert accuracy == pytest.approx(training.read_metrics(folder)[-1]["val_accuracy"])
     with pytest.raises(InputError, match=r"last.safetensors: its weights are of another network"):
         training.load_network(folder)
-    with pytest.raises(InputError, match="its run has own_objective = "):
+    with pytest.raises(InputError, match="its run has custom_method = "):
         training.train(config, folder, benchmark=own, network=model())
 
 
@@ -464,9 +470,9 @@ def test_the_papers_settings() -> None:
     assert training.config_for("imagenet200", "spcp").options == {"rho_norm": 0.4, "subset": 16}
     assert training.config_for("cifar10", "cider", epochs=20).warmup == 2
     assert training.config_for("cifar100", "snn").options["share"] == 0.05
-    assert build_objective(training.Config(method="l2")).options["penalty"] == 1e-3
+    assert build_method(training.Config(method="l2")).options["penalty"] == 1e-3
     with pytest.raises(InputError, match="spcp: needs rho_norm among its options"):
-        build_objective(training.Config(method="spcp"))
+        build_method(training.Config(method="spcp"))
     again = training.Config(**json.loads(json.dumps(dataclasses.asdict(spcp))))
     assert again == spcp
 

@@ -41,8 +41,8 @@ _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "tune": "tuning",
 }
 _MODULES = (
-    *("calibration", "contributions", "data", "decision", "detectors", "evaluation", "experiments", "features"),
-    *("metrics", "networks", "objectives", "report", "training", "tuning"),
+    *("calibration", "contributions", "data", "decision", "evaluation", "experiments", "features"),
+    *("metrics", "methods", "networks", "scores", "report", "training", "tuning"),
 )
 
 __all__ = ["__version__", "data", *_HOME]

@@ -19,12 +19,12 @@ from torch import Tensor, nn
 
 from .atomic import written
 from .contributions import SPCPLinear, apply_spcp, find_classifier
-from .detectors import SCORES, Score, plain_head
-from .detectors.base import check_options
 from .errors import InputError, need
 from .features import Features, batches_of, device_of, extract, outputs_of
+from .methods import METHODS, Method
 from .networks.base import evaluating
-from .objectives import METHODS, Objective
+from .scores import SCORES, Score, plain_head
+from .scores.base import check_options
 
 
 def rank_for(n: int, alpha: float, delta: float | None = None) -> int:
@@ -74,13 +74,13 @@ class Detection(NamedTuple):
     """What `detect` says of a batch.
 
     Attributes:
-        classes: the predicted class, (B,).
+        predictions: the predicted class, (B,).
         scores: larger is more known, (B,).
         p_values: small for what looks unlike the calibration data, (B,).
         is_ood: whether it is flagged, (B,) bool.
     """
 
-    classes: Tensor
+    predictions: Tensor
     scores: Tensor
     p_values: Tensor
     is_ood: Tensor
@@ -92,7 +92,7 @@ class Detector(nn.Module):
     Args:
         model: any classifier.
         score: a fitted `Score`, or the name of one; a name is fitted by `fit`.
-        objective: the training method, where it has outputs of its own (see `spcp.training.load_network`).
+        method: the training method, where it has outputs of its own (see `spcp.training.load_network`).
         head: "truncating" as it was trained, or "plain".
         classifier: the dotted name of the model's last layer, where it cannot be found.
 
@@ -112,14 +112,14 @@ class Detector(nn.Module):
         model: nn.Module,
         score: Score | str = "energy",
         *,
-        objective: Objective | None = None,
+        method: Method | None = None,
         head: str = "truncating",
         classifier: str | None = None,
     ) -> None:
         super().__init__()
         if head not in ("truncating", "plain"):
             raise InputError(f'head is {head!r}; it must be "truncating" or "plain"')
-        self.model, self.objective, self.head_kind = model, objective, head
+        self.model, self.method, self.head_kind = model, method, head
         self.classifier, _ = find_classifier(model, classifier)  # looked for once
         self.score = build_score(score) if isinstance(score, str) else score
         check_options(self.score)
@@ -134,13 +134,13 @@ class Detector(nn.Module):
     def head(self) -> nn.Linear:
         """The layer that makes logits of features."""
         model: Any = self.model
-        own = model.get_submodule(self.classifier) if self.objective is None else self.objective.scoring_head(model)
+        own = model.get_submodule(self.classifier) if self.method is None else self.method.scoring_head(model)
         return plain_head(own) if self.head_kind == "plain" else own
 
     def features(self, data: Any) -> Features:
         """Of a tensor of inputs, of batches of them, or features already."""
         if not isinstance(data, Features):
-            data = extract(self.model, data, objective=self.objective, classifier=self.classifier)
+            data = extract(self.model, data, method=self.method, classifier=self.classifier)
         return data.with_head(self.head) if self._changed else data
 
     @property
@@ -150,20 +150,20 @@ class Detector(nn.Module):
 
     def fit(self, data: Any) -> Self:
         """Fit the score on known samples (inputs and labels in batches, or their features)."""
-        with evaluating(self.model, self.objective):
+        with evaluating(self.model, self.method):
             self.score.fit(self.features(data), self.head)
         return self
 
     def scores(self, data: Any) -> tuple[Tensor, Tensor]:
         """Predicted classes and scores, (N,) each."""
-        with evaluating(self.model, self.objective):
+        with evaluating(self.model, self.method):
             if self.score.needs_inputs:
                 return self._scores_of_inputs(data)
             found = self.features(data)
             return found.k, self.score.scores(found, self.head)
 
     def _outputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        h, z, k = outputs_of(self.model, self.objective, self.classifier)(x)
+        h, z, k = outputs_of(self.model, self.method, self.classifier)(x)
         if not self._changed:
             return h, z, k
         z = self.head(h)
@@ -197,7 +197,7 @@ class Detector(nn.Module):
         groups = [scores]
         if by_class:
             network: Any = self.model
-            known = self.head.out_features if self.objective is None else self.objective.classes(network)
+            known = self.head.out_features if self.method is None else self.method.num_classes(network)
             groups = [scores[classes == k] for k in range(known)]
         thresholds = []
         for k, own in enumerate(groups):
@@ -234,15 +234,15 @@ class Detector(nn.Module):
             raise InputError("the detector cannot be run as one graph; calibrate it, and choose a score of features")
         if self.model.training:
             raise InputError("the detector's model is in training mode; call eval() first")
-        h, z, classes = self._outputs(x)
+        h, z, predictions = self._outputs(x)
         scores = self.score(h, z, self.head)
-        threshold = self.thresholds[classes] if self.by_class else self.thresholds[0]
-        return classes, scores, ~(scores >= threshold)
+        threshold = self.thresholds[predictions] if self.by_class else self.thresholds[0]
+        return predictions, scores, ~(scores >= threshold)
 
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
         """Model weights, score and calibration in one safetensors file; `read_notes` gives the notes back."""
         path = Path(path).expanduser()
-        left = {f"objective.{name}" for name in (self.objective.transient if self.objective else ())}
+        left = {f"method.{name}" for name in (self.method.transient if self.method else ())}
         state = {name: value for name, value in self.state_dict().items() if name not in left}
         tensors = {name: value.detach().cpu().contiguous().clone() for name, value in state.items()}
         about: dict[str, Any] = {
@@ -253,7 +253,7 @@ class Detector(nn.Module):
             "alpha": self.alpha,
             "delta": self.delta,
             "by_class": self.by_class,
-            "objective": None if self.objective is None else _described(self.objective),
+            "method": None if self.method is None else _described(self.method),
         }
         with written(path) as file:
             file.write(
@@ -268,7 +268,7 @@ class Detector(nn.Module):
         """A detector from its file; `model` is the network, built anew, with any weights; `score` one of one's own."""
         path = Path(path).expanduser()
         tensors, about = _opened(path)
-        objective = _rebuilt(about["objective"], model)
+        method = _rebuilt(about["method"], model)
         name, head = find_classifier(model, about["classifier"])
         if f"model.{name}.threshold" in tensors and not isinstance(head, SPCPLinear):
             apply_spcp(model, rho_norm=0.0, classifier=name)  # how it truncates is in the file
@@ -278,7 +278,7 @@ class Detector(nn.Module):
             if about["score"] not in SCORES:
                 raise InputError(f"{path}: its score is {about['score']}, of your own; give it to load as score=...")
             score = build_score(about["score"], **about["options"])
-        own = cls(model, score, objective=objective, head=about["head"], classifier=about["classifier"])
+        own = cls(model, score, method=method, head=about["head"], classifier=about["classifier"])
         own.alpha, own.delta, own.by_class = about["alpha"], about["delta"], about["by_class"]
         for name in ("sorted_scores", "starts", "thresholds"):
             setattr(own, name, torch.empty_like(tensors[name]))
@@ -287,7 +287,7 @@ class Detector(nn.Module):
         except RuntimeError as error:
             reason = str(error).splitlines()[1].strip()
             raise InputError(f"{path}: is for another network ({reason}); build the one it was saved with") from error
-        left = {f"objective.{name}" for name in (objective.transient if objective else ())}
+        left = {f"method.{name}" for name in (method.transient if method else ())}
         wrong = [*unknown, *(set(missing) - left)]
         if wrong:
             raise InputError(f"{path}: is for another network ({wrong[0]}); build the one it was saved with")
@@ -330,20 +330,20 @@ def _name_of(score: Score) -> str:
     return next((name for name, (kind, _) in SCORES.items() if type(score) is kind), type(score).__name__)
 
 
-def _described(objective: Objective) -> dict[str, Any]:
-    name = next((name for name, (kind, _) in METHODS.items() if type(objective) is kind), None)
+def _described(method: Method) -> dict[str, Any]:
+    name = next((name for name, (kind, _) in METHODS.items() if type(method) is kind), None)
     if name is None:
-        raise InputError(f"{type(objective).__name__} is not among spcp.objectives.METHODS; add it there to save it")
-    return {"method": name, "options": objective.options}
+        raise InputError(f"{type(method).__name__} is not among spcp.methods.METHODS; add it there to save it")
+    return {"method": name, "options": method.options}
 
 
-def _rebuilt(about: Mapping[str, Any] | None, model: nn.Module) -> Objective | None:
+def _rebuilt(about: Mapping[str, Any] | None, model: nn.Module) -> Method | None:
     if about is None:
         return None
     network: Any = model
-    objective = METHODS[about["method"]][0](**about["options"])
+    method = METHODS[about["method"]][0](**about["options"])
     try:
-        objective.prepare(network, 1)
+        method.prepare(network, 1)
     except (TypeError, ValueError) as error:
         raise InputError(f"the network cannot be prepared for {about['method']} ({error}); build it anew") from error
-    return objective
+    return method

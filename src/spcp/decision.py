@@ -18,7 +18,7 @@ from .data import Benchmark, DataError, FileSet, ImageTransform, Inputs, Loader,
 from .errors import InputError
 from .evaluation import Evaluation
 from .features import device_of
-from .objectives import METHODS
+from .methods import METHODS
 from .training import Config, benchmark_of, build_network, read_config, read_inputs
 
 FILE = "detector.safetensors"  # in the folder of a run
@@ -73,7 +73,7 @@ def calibrate_run(
         known = take(known, range(1, len(known), 2))
     own = Evaluation(folder, benchmark, head=head)
     fitted = own.fitted(name, search=search)
-    detector = Detector(own.model, fitted, objective=own.objective, head=head, classifier=own.classifier).eval()
+    detector = Detector(own.model, fitted, method=own.method, head=head, classifier=own.classifier).eval()
     loader = Loader(known, benchmark.transform_of("val"), batch_size=own.batch_size, device=device_of(own.model))
     detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
     config = read_config(folder)
@@ -179,10 +179,10 @@ def _looked_at(detector: Detector, inputs: Inputs, data: FileSet, bad: Any) -> t
 
 def _said(found: Detection, names: Sequence[str], inputs: Inputs) -> Iterator[Verdict]:
     columns = zip(
-        found.classes.tolist(), found.scores.tolist(), found.p_values.tolist(), found.is_ood.tolist(), strict=True
+        found.predictions.tolist(), found.scores.tolist(), found.p_values.tolist(), found.is_ood.tolist(), strict=True
     )
     for name, (k, score, p_value, is_ood) in zip(names, columns, strict=False):
-        yield Verdict(name, inputs.classes[k], score, p_value, is_ood)
+        yield Verdict(name, inputs.class_names[k], score, p_value, is_ood)
 
 
 def as_row(verdict: Verdict) -> dict[str, Any]:

@@ -18,14 +18,14 @@ from .atomic import written
 from .calibration import build_score
 from .contributions import find_classifier
 from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare
-from .detectors import SCORES, Score, plain_head, threshold_of
-from .detectors.base import check_options
 from .errors import InputError
 from .features import Features, build_bank, device_of, model_key, outputs_of
+from .methods import Method
 from .metrics import mean_and_deviation, metrics
 from .networks.base import evaluating
-from .objectives import Objective
 from .progress import track
+from .scores import SCORES, Score, plain_head, threshold_of
+from .scores.base import check_options
 from .training import benchmark_of, load_network, read_config, read_inputs
 
 # What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
@@ -144,7 +144,7 @@ class Evaluation:
         model: nn.Module | str | Path,
         benchmark: Benchmark | str | None = None,
         *,
-        objective: Objective | None = None,
+        method: Method | None = None,
         head: str | nn.Linear = "truncating",
         classifier: str | None = None,
         which: str = "last",
@@ -162,14 +162,14 @@ class Evaluation:
                 raise InputError(
                     f"{model}: its network takes samples {takes}, but those of {benchmark.name} are {gives}"
                 )
-            model, objective = load_network(model, which, network=network, objective=objective)
+            model, method = load_network(model, which, network=network, method=method)
         if isinstance(benchmark, str):
             benchmark = load_benchmark(benchmark)
         if benchmark is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
         if not isinstance(head, nn.Linear) and head not in ("truncating", "plain"):
             raise InputError(f'head is {head!r}; it must be "truncating" or "plain", or a layer')
-        self.model, self.benchmark, self.objective = model, benchmark, objective
+        self.model, self.benchmark, self.method = model, benchmark, method
         self.classifier, _ = find_classifier(model, classifier)
         self.given_head = head
         self.folder, self.batch_size = folder, batch_size
@@ -182,12 +182,12 @@ class Evaluation:
         if isinstance(self.given_head, nn.Linear):
             return self.given_head
         model: Any = self.model
-        own = model.get_submodule(self.classifier) if self.objective is None else self.objective.scoring_head(model)
+        own = model.get_submodule(self.classifier) if self.method is None else self.method.scoring_head(model)
         return plain_head(own) if self.given_head == "plain" else own
 
     def _refresh(self) -> None:
         """Forget the banks of a model that was changed."""
-        key = model_key(self.model, self.objective, self.classifier)
+        key = model_key(self.model, self.method, self.classifier)
         if key != self._key:
             self._banks, self._key = {}, key
 
@@ -208,7 +208,7 @@ class Evaluation:
                 self.model,
                 data,
                 transform,
-                objective=self.objective,
+                method=self.method,
                 classifier=self.classifier,
                 folder=self.folder,
                 batch_size=self.batch_size,
@@ -223,27 +223,27 @@ class Evaluation:
         """Fit a score on the set it asks for."""
         check_options(score)
         name = type(score).__name__
-        if self.objective is not None and score.reads not in self.objective.readable:
+        if self.method is not None and score.reads not in self.method.readable:
             raise InputError(
-                f"{name}: looks at the last layer, and networks trained by {type(self.objective).__name__} have none "
+                f"{name}: looks at the last layer, and networks trained by {type(self.method).__name__} have none "
                 "that makes their logits; leave it out"
             )
         if score.fitted_on == "val" and self.benchmark.val is None:
             raise InputError(f"{name}: is fitted on validation data, and {self.benchmark.name} has none; leave it out")
-        with evaluating(self.model, self.objective):
+        with evaluating(self.model, self.method):
             if score.fitted_on:
                 score.fit(self.features(score.fitted_on), self.head)
         return score
 
     def scores(self, score: Score, role: str) -> Tensor:
         """Of a whole set, (N,)."""
-        with evaluating(self.model, self.objective):
+        with evaluating(self.model, self.method):
             if not score.needs_inputs:
                 return score.scores(self.features(role), self.head)
             data, transform = self._set(role)
             loader = Loader(data, transform, batch_size=self.batch_size, device=device_of(self.model))
             own: Any = score
-            outputs, head = outputs_of(self.model, self.objective, self.classifier), self.head
+            outputs, head = outputs_of(self.model, self.method, self.classifier), self.head
             if self.given_head != "truncating":
                 return torch.cat([own.score_inputs(lambda x: head(outputs(x)[0]), x).cpu() for x, _ in loader])
             return torch.cat([own.score_inputs(lambda x: outputs(x)[1], x).cpu() for x, _ in loader])
@@ -283,8 +283,8 @@ class Evaluation:
 
     def options(self, name: str) -> dict[str, Any]:
         """What a detector has to be told about this network."""
-        if self.objective is not None and name == self.objective.detector:
-            return dict(self.objective.detector_options)
+        if self.method is not None and name == self.method.detector:
+            return dict(self.method.detector_options)
         if name == "itp" and self.benchmark.name in ITP:
             return ITP[self.benchmark.name]
         transform = self.benchmark.transform
@@ -296,10 +296,10 @@ class Evaluation:
         """The detectors that make sense for this network and data, without another pass."""
         there = (None, *(role for role in ("train", "val") if role in self.benchmark.sets()))
         own = [name for name in USUAL if SCORES[name][0].fitted_on in there]
-        if self.objective is None:
+        if self.method is None:
             return tuple(own)
-        own = [name for name in own if SCORES[name][0].reads in self.objective.readable]
-        return (*own, "mos") if self.objective.detector == "mos" else tuple(own)
+        own = [name for name in own if SCORES[name][0].reads in self.method.readable]
+        return (*own, "mos") if self.method.detector == "mos" else tuple(own)
 
     def table(
         self,
@@ -312,7 +312,7 @@ class Evaluation:
         """Every detector on every near and far set.
 
         Args:
-            detectors: names, see `spcp.detectors.SCORES`, or scores of one's own; by default all that make sense.
+            detectors: names, see `spcp.scores.SCORES`, or scores of one's own; by default all that make sense.
             search: choose hyperparameters first, see `search`.
             full_spectrum: count the shifted sets as ID too.
             also: other roles to keep scores of, such as "val".

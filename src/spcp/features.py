@@ -22,17 +22,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import __version__, statistics
+from . import __version__
+from . import moments as _moments
 from .atomic import written
 from .contributions import find_classifier
 from .data import Loader
 from .data.cache import cache_folder, key_of, raw
 from .data.loader import content_key
 from .errors import InputError, need
+from .methods import Method
+from .moments import Moments, percentile
 from .networks.base import Network, evaluating
-from .objectives import Objective
 from .progress import track
-from .statistics import Moments
 
 _log = logging.getLogger("spcp")
 
@@ -80,7 +81,7 @@ class Features:
         return self._parts[0][0].shape[1]
 
     @property
-    def classes(self) -> int:
+    def num_classes(self) -> int:
         """K, of the logits."""
         return self._parts[0][1].shape[1]
 
@@ -125,30 +126,28 @@ class Features:
                 tuple[Tensor, Tensor]
             ]:  # nothing is kept of a part: bits of it would hold its memory
                 for h, z, y, _ in self.parts():
-                    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.classes:
+                    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < self.num_classes:
                         raise InputError("some of these samples have no label; detectors are fitted on labelled ones")
                     own = z.argmax(1) == y if correct else slice(None)
                     yield h[own], y[own]
 
-            self._known["moments", correct] = statistics.moments(chosen(), self.classes, self.size)
+            self._known["moments", correct] = _moments.moments(chosen(), self.num_classes, self.size)
         found: Moments = self._known["moments", correct]
         return found
 
     def percentile(self, percent: float) -> float:
         """Of all entries of all features."""
         if ("percentile", percent) not in self._known:
-            self._known["percentile", percent] = statistics.percentile(
-                lambda: (part[0] for part in self.parts()), percent
-            )
+            self._known["percentile", percent] = percentile(lambda: (part[0] for part in self.parts()), percent)
         return float(self._known["percentile", percent])
 
 
-def outputs_of(model: nn.Module, objective: Objective | None = None, classifier: str | None = None) -> Outputs:
+def outputs_of(model: nn.Module, method: Method | None = None, classifier: str | None = None) -> Outputs:
     """A function from inputs to penultimate features (B, D), logits (B, K) and classes (B,), whatever the model is."""
-    if objective is not None:
-        return lambda x: objective.outputs(model, x)  # type: ignore[arg-type]
+    if method is not None:
+        return lambda x: method.outputs(model, x)  # type: ignore[arg-type]
     if isinstance(model, Network):
-        plain = Objective()
+        plain = Method()
         return lambda x: plain.outputs(model, x)
     with HOOKED:  # looking for the classifier may trace the model, which changes how all modules are called meanwhile
         _, head = find_classifier(model, classifier)
@@ -196,13 +195,11 @@ def batches_of(data: Any, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
         yield from zip(x.split(size), y.split(size), strict=True)
 
 
-def extract(
-    model: nn.Module, data: Any, *, objective: Objective | None = None, classifier: str | None = None
-) -> Features:
+def extract(model: nn.Module, data: Any, *, method: Method | None = None, classifier: str | None = None) -> Features:
     """One pass over a tensor of inputs, or batches (x, y) or x, kept in memory."""
-    outputs, device = outputs_of(model, objective, classifier), device_of(model)
+    outputs, device = outputs_of(model, method, classifier), device_of(model)
     parts = []
-    with evaluating(model, objective):
+    with evaluating(model, method):
         for x, y in batches_of(data):
             h, z, k = outputs(x.to(device))
             parts.append((h.float().cpu(), z.float().cpu(), y, k.cpu()))
@@ -216,7 +213,7 @@ def build_bank(
     data: Any,
     transform: Any = None,
     *,
-    objective: Objective | None = None,
+    method: Method | None = None,
     classifier: str | None = None,
     folder: str | Path | None = None,
     batch_size: int = 256,
@@ -229,7 +226,7 @@ def build_bank(
         model: any classifier.
         data: a set, or anything `spcp.data.as_set` takes.
         transform: the benchmark's.
-        objective: the training method, where it has outputs of its own.
+        method: the training method, where it has outputs of its own.
         classifier: the dotted name of the last layer, where it cannot be found.
         folder: that holds banks; by default in the user's cache folder.
         batch_size: of the pass.
@@ -244,16 +241,16 @@ def build_bank(
     ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
     names = [key_of(key, own) if key else content_key(loader.data, transform, own) for own in ranges]
     if base is None or None in names:
-        return extract(model, loader, objective=objective, classifier=classifier)
-    bank = base / "banks" / key_of("bank", model_key(model, objective, classifier), repr(transform), str(dtype))
+        return extract(model, loader, method=method, classifier=classifier)
+    bank = base / "banks" / key_of("bank", model_key(model, method, classifier), repr(transform), str(dtype))
     paths = [bank / f"{name}.safetensors" for name in names]
     shards = [_read_shard(path) for path in paths]
     missing = [i for i, shard in enumerate(shards) if shard is None]
     if missing:
-        outputs, device = outputs_of(model, objective, classifier), device_of(model)
+        outputs, device = outputs_of(model, method, classifier), device_of(model)
         stream: Iterator[Any] = iter(())
         at = -1
-        with evaluating(model, objective):
+        with evaluating(model, method):
             for i in track(missing, f"features of {loader.data.name}", len(missing)):
                 if i != at:
                     stream = loader.epoch(0, i * per)
@@ -308,11 +305,11 @@ def _checksum(tensors: dict[str, Tensor]) -> str:
     return f"{value:08x}"
 
 
-def model_key(model: nn.Module, objective: Objective | None = None, classifier: str | None = None) -> str:
+def model_key(model: nn.Module, method: Method | None = None, classifier: str | None = None) -> str:
     """Of all that a model's outputs depend on: weights, buffers, attributes, hooks, code, and autocast."""
     digest = hashlib.sha256(repr((__version__, torch.__version__, classifier)).encode())
     digest.update(repr([torch.is_autocast_enabled(kind) for kind in ("cpu", "cuda")]).encode())
-    for module in (model, objective):
+    for module in (model, method):
         if module is not None:
             for name, layer in module.named_modules():
                 digest.update(f"{name} {type(layer).__qualname__}".encode())

@@ -11,8 +11,8 @@ from typing import Any
 from .data import Benchmark, load_benchmark
 from .errors import InputError
 from .evaluation import Evaluation
+from .methods import METHODS
 from .metrics import mean_and_deviation
-from .objectives import METHODS
 from .training import Config, train
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 5.0)  # the paper's
@@ -61,9 +61,9 @@ def tune(
     benchmark = benchmark or load_benchmark(config.benchmark, config.root)
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation set to tune on; give it one (val)")
-    values = [value for value in grid if 0 <= value <= len(benchmark.classes)]
+    values = [value for value in grid if 0 <= value <= len(benchmark.class_names)]
     if not values or not seeds:
-        raise InputError(f"there is no value of rho_norm from 0 to {len(benchmark.classes)}, or no seed; name some")
+        raise InputError(f"there is no value of rho_norm from 0 to {len(benchmark.class_names)}, or no seed; name some")
     detector = METHODS[config.method][0].detector
     rows: list[dict[str, Any]] = []
     for value in values:

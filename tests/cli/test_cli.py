@@ -22,8 +22,8 @@ from safetensors.torch import save_file
 
 import spcp
 from spcp import cli, training
-from spcp.detectors import SCORES
-from spcp.objectives import METHODS
+from spcp.methods import METHODS
+from spcp.scores import SCORES
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
 
@@ -120,7 +120,7 @@ def test_a_run_holds_all_that_is_needed(trained: Path) -> None:
     assert {"config.json", "inputs.json", "benchmark.toml", "last.safetensors", "detector.safetensors"} <= names
     config = training.read_config(trained)
     assert (config.method, config.options["rho_norm"], config.network, config.epochs) == ("spcp", 0.3, "cnn", 2)
-    assert training.benchmark_of(trained).classes == ("left", "right")
+    assert training.benchmark_of(trained).class_names == ("left", "right")
 
 
 def test_the_same_command_goes_on(run: Spcp, trained: Path, photos: Path) -> None:
@@ -212,7 +212,7 @@ def test_calibrate_says_what_it_flags(run: Spcp, trained: Path, tmp_path: Path) 
     said = run("calibrate", folder, "--alpha", 0.1, "--detector", "msp")
     assert [row["set"] for row in said.rows()] == ["test", "far/plain"]
     detector, inputs = spcp.decision.load_decision(folder)
-    assert (detector.alpha, inputs.classes) == (0.1, ("left", "right"))
+    assert (detector.alpha, inputs.class_names) == (0.1, ("left", "right"))
     few = run("calibrate", folder, "--alpha", 0.001)
     assert few.code == 2
     assert "at least 999 are needed" in few.err

@@ -98,7 +98,7 @@ def test_official_files_without_lists(official: Path) -> None:
         if "/" in role:
             assert set(data.histogram(own)) == {"ood"}
     tin = data.read_tin(official / "tiny-imagenet-200", "test")
-    names = dict(zip(tin.paths, (tin.classes[k] for k in tin.y.tolist()), strict=True))
+    names = dict(zip(tin.paths, (tin.class_names[k] for k in tin.y.tolist()), strict=True))
     validation, near = ({names[p] for p in own.paths} for own in (b.ood_val["tin"], b.near["tin"]))  # type: ignore[union-attr]
     assert not validation & near
     assert FROG not in validation | near
@@ -194,7 +194,7 @@ def test_names_that_repeat(tmp_path: Path) -> None:
     write_list(tmp_path, "imagenet/test_imagenet_r", ["imagenet_r/n01/art_0.jpg 0", "imagenet_r/n02/art_0.jpg 1"])
     b = data.load_benchmark("imagenet", tmp_path)
     assert b.test.paths == ("ILSVRC2012_val_0.JPEG", "ILSVRC2012_val_1.JPEG")  # type: ignore[union-attr]  # flat, by list
-    assert len(b.classes) == 1000
+    assert len(b.class_names) == 1000
     shifted = b.shifted["imagenet_r"]
     assert isinstance(shifted, data.FileSet)
     assert [path.split("/")[-2] for path in shifted.paths] == ["n01", "n02"]
@@ -250,7 +250,7 @@ def test_imagenet(tmp_path: Path) -> None:
         "imagenet_r: its classes are not the benchmark's, so it needs OpenOOD's list" in note for note in b.notes
     )
     two = data.load_benchmark("imagenet200", tmp_path)  # the classes of ImageNet-R
-    assert two.classes == (wnids[1], wnids[2])
+    assert two.class_names == (wnids[1], wnids[2])
     assert {role: len(own) for role, own in two.sets().items()} == {
         "train": 2,
         "val": 10,

@@ -34,7 +34,7 @@ def test_cifar10_binary(tmp_path: Path) -> None:
     test = data.read_cifar(tmp_path / "c", "test")
     assert equal(test.x, x)
     assert equal(test.y, y)
-    assert test.classes[3] == "cat"
+    assert test.class_names[3] == "cat"
     train = data.read_cifar(str(tmp_path / "c"), "train")
     assert len(train) == 100
     assert equal(train.x[20:40], pixels(20, 3, 32, 32, seed=2))  # the second batch follows the first
@@ -57,7 +57,7 @@ def test_cifar100_binary_takes_fine_labels(tmp_path: Path) -> None:
     assert test.name == "cifar100"
     assert equal(test.x, x)
     assert equal(test.y, y)
-    assert test.classes[42] == "class42"
+    assert test.class_names[42] == "class42"
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
@@ -88,8 +88,8 @@ def test_cifar100_python(tmp_path: Path) -> None:
     test = data.read_cifar(tmp_path / "c", "test")
     assert equal(test.x, x)
     assert equal(test.y, y)
-    assert test.classes[7] == "n7"
-    assert data.read(tmp_path / "c").classes[7] == "n7"
+    assert test.class_names[7] == "n7"
+    assert data.read(tmp_path / "c").class_names[7] == "n7"
 
 
 class Evil:

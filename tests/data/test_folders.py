@@ -17,8 +17,8 @@ def test_images_by_class(tmp_path: Path) -> None:
     (tmp_path / ".hidden").mkdir()
     write_image(tmp_path / ".hidden" / "a.png")
     found = data.read_folder(tmp_path)
-    assert found.classes == ("9", "10", "cat", "dog")  # numbers by value, then names
-    assert [(path, found.classes[k]) for path, k in zip(found.paths, found.y.tolist(), strict=True)] == [
+    assert found.class_names == ("9", "10", "cat", "dog")  # numbers by value, then names
+    assert [(path, found.class_names[k]) for path, k in zip(found.paths, found.y.tolist(), strict=True)] == [
         ("10/x.bmp", "10"),
         ("9/x.webp", "9"),
         ("cat/deep/c.jpeg", "cat"),
@@ -62,7 +62,7 @@ def test_classes_in_names(tmp_path: Path) -> None:
         write_sound(tmp_path / name)
     found = data.read_folder(tmp_path, label=r"(\d+)_[^/]*$")
     assert found.kind == "audio"
-    assert found.classes == ("3", "7")
+    assert found.class_names == ("3", "7")
     assert found.y.tolist() == [0, 1, 1]
     with pytest.raises(data.DataError, match=r"3_bob_0.wav: the label pattern '\(x\)' does not match"):
         data.read_folder(tmp_path, label="(x)")
@@ -71,7 +71,7 @@ def test_classes_in_names(tmp_path: Path) -> None:
     with pytest.raises(data.DataError, match="must be a regular expression with one group"):
         data.read_folder(tmp_path, label="anna|bob")
     with pytest.raises(data.DataError, match="the class '3' is none of the 1 known ones"):
-        data.read_folder(tmp_path, label=r"(\d)", classes=["7"])
+        data.read_folder(tmp_path, label=r"(\d)", class_names=["7"])
 
 
 def test_folders_that_will_not_do(tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_imglist_with_missing_images(tmp_path: Path) -> None:
 def test_tiny_imagenet(tmp_path: Path) -> None:
     write_tin(tmp_path / "tin", ["n02", "n01"])
     test = data.read_tin(tmp_path / "tin", "test")
-    assert test.classes == ("n01", "n02")
+    assert test.class_names == ("n01", "n02")
     assert test.paths == ("val_0.JPEG", "val_1.JPEG", "val_2.JPEG", "val_3.JPEG")
     assert test.y.tolist() == [1, 0, 1, 0]
-    assert data.read_tin(tmp_path / "tin", "train").classes == ("n02",)
+    assert data.read_tin(tmp_path / "tin", "train").class_names == ("n02",)
     assert len(data.read(tmp_path / "tin")) == 4
     (tmp_path / "tin/val/images/val_2.JPEG").unlink()
     with pytest.raises(data.DataError, match=r"val_2.JPEG is listed but missing"):

@@ -28,7 +28,7 @@ def photos(tmp_path: Path) -> Path:
 
 def test_folders(photos: Path) -> None:
     b = data.own_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32, ood_val="uniform")
-    assert b.classes == ("cat", "dog")
+    assert b.class_names == ("cat", "dog")
     assert set(b.sets()) == {"train", "val", "test", "ood_val/uniform noise", "far/cars"}
     parts = [set(own.paths) for own in (b.train, b.val, b.test)]  # type: ignore[union-attr]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 40
@@ -73,7 +73,7 @@ def test_train_val_and_test_folders(tmp_path: Path) -> None:
         for i in range(count):
             write_image(tmp_path / "set" / part / "ab"[i % 2] / f"{part}{i}.png", seed=i)
     b = data.own_benchmark(tmp_path / "set", size=32)
-    assert b.classes == ("a", "b")
+    assert b.class_names == ("a", "b")
     assert [len(own) for own in (b.train, b.val, b.test)] == [6, 2, 4]  # type: ignore[arg-type]
     (tmp_path / "set" / ".git").mkdir()
     for path in (tmp_path / "set" / "test").rglob("*.png"):
@@ -83,7 +83,7 @@ def test_train_val_and_test_folders(tmp_path: Path) -> None:
     b = data.own_benchmark(tmp_path / "set", size=32)  # train and val: val is for testing
     assert b.val is None
     assert [len(own) for own in (b.train, b.test)] == [6, 2]  # type: ignore[arg-type]
-    assert data.read(tmp_path / "set", "train").classes == ("a", "b")
+    assert data.read(tmp_path / "set", "train").class_names == ("a", "b")
     write_image(tmp_path / "one" / "sub" / "a.png")
     write_image(tmp_path / "one" / "sub" / "b.png")
     with pytest.raises(data.DataError, match="one: has one class only, 'sub'; name the folder that holds"):
@@ -94,8 +94,8 @@ def test_both_halves_of_official_files_and_arrays(tmp_path: Path) -> None:
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin", a_class=10)
     b = data.own_benchmark(tmp_path / "cifar-10-batches-bin")
     assert len(b.train) == 500  # type: ignore[arg-type]
-    assert data.histogram(b.val) == dict.fromkeys(b.classes, 1)  # type: ignore[arg-type]
-    assert data.histogram(b.test) == dict.fromkeys(b.classes, 9)
+    assert data.histogram(b.val) == dict.fromkeys(b.class_names, 1)  # type: ignore[arg-type]
+    assert data.histogram(b.test) == dict.fromkeys(b.class_names, 9)
     x, y = pixels(30, 8, 8), np.arange(30) % 3
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
     b = data.own_benchmark(tmp_path / "a.npz")
@@ -132,7 +132,7 @@ def test_some_classes_of_a_folder_known_and_some_odd(photos: Path) -> None:
     for i in range(30):
         write_image(photos / "photos" / "eel" / f"{i}.png", seed=i)
     every = data.read_folder(photos / "photos")
-    known = data.take(every, (every.y < 2).nonzero()[:, 0], classes=("cat", "dog"))
+    known = data.take(every, (every.y < 2).nonzero()[:, 0], class_names=("cat", "dog"))
     b = data.own_benchmark(known, {"eels": data.take(every, (every.y == 2).nonzero()[:, 0])}, size=32)
     assert len(b.far["eels"]) == 30
 
@@ -188,7 +188,7 @@ def test_toml_of_arrays_and_halves(tmp_path: Path) -> None:
     )
     b = data.read_benchmark(tmp_path / "b.toml")
     assert b.transform is None
-    assert b.classes == ("0", "1", "2")
+    assert b.class_names == ("0", "1", "2")
     assert b.val is None
     assert set(b.far["odd"].y.tolist()) == {-1}  # type: ignore[union-attr]
     assert b.ood_val["gaussian noise"].x.shape == (1000, 8)  # type: ignore[union-attr]
@@ -202,7 +202,7 @@ def test_toml_of_sounds(tmp_path: Path) -> None:
     text = "[id]\npath = 'digits'\nlabel = '(\\d)_'\n[ood]\nfar = {rain = 'rain', other = 'other.flac'}\n"
     (tmp_path / "b.toml").write_text(text + "[audio]\nsample_rate = 8000\nseconds = 0.5\nmels = 20")
     b = data.read_benchmark(tmp_path / "b.toml")
-    assert b.classes == ("0", "1")
+    assert b.class_names == ("0", "1")
     ((x, _),) = data.Loader(b.far["other"], b.transform)
     assert x.shape == (1, 1, 20, 51)
     (tmp_path / "b.toml").write_text(text)

@@ -78,4 +78,4 @@ def test_class_names_of_others() -> None:
         def __getitem__(self, i: int) -> int:
             return i
 
-    assert data.as_set(Theirs()).classes == ("x", "y")
+    assert data.as_set(Theirs()).class_names == ("x", "y")

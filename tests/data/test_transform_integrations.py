@@ -40,7 +40,7 @@ def test_torchvisions_data_sets(library: Any, tmp_path: Path) -> None:
         write_image(tmp_path / "photos" / "ab"[i % 2] / f"{i}.png", (40, 50), seed=i)
     theirs = datasets.ImageFolder(str(tmp_path / "photos"))
     cifar = data.BENCHMARKS["cifar10"].transform
-    assert data.as_set(theirs).classes == ("a", "b")
+    assert data.as_set(theirs).class_names == ("a", "b")
     ((x, y),) = data.Loader(theirs, cifar, workers=0)
     ((own_x, own_y),) = data.Loader(data.read_folder(tmp_path / "photos"), cifar, cache=False)
     assert torch.equal(x, own_x)
@@ -64,7 +64,7 @@ def test_hugging_faces_data_sets() -> None:
     theirs = datasets.Dataset.from_dict({"img": images, "label": [0, 1, 1, 0, 1]}, features=features)
     cifar = data.BENCHMARKS["cifar10"].transform
     own = data.as_set(theirs, "pets")
-    assert own.classes == ("cat", "dog")
+    assert own.class_names == ("cat", "dog")
     assert data.histogram(own) == {"cat": 2, "dog": 3}
     expected = data.prepare(images, cifar)
     for workers in (0, 2):

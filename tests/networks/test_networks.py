@@ -54,7 +54,7 @@ def test_features_and_classifier(name: str) -> None:
     build, shape, width = SMALL[name]
     network = build().eval()
     x = torch.randn(3, *shape)
-    h = network.features(x)
+    h = network.forward_features(x)
     assert h.shape == (3, width)
     assert h.min() >= 0  # as the methods that edit features expect
     assert torch.equal(network(x), network.classifier(h))
@@ -82,7 +82,7 @@ def test_models_of_others() -> None:
         parameters = {id(p) for p in model.parameters()}
         network = adapt(model)
         assert torch.equal(network(x), expected)
-        assert torch.equal(network.classifier(network.features(x)), expected)
+        assert torch.equal(network.classifier(network.forward_features(x)), expected)
         assert {id(p) for p in network.parameters()} == parameters
     ours = cnn(3)
     assert adapt(ours) is ours
@@ -93,7 +93,7 @@ def test_models_of_others() -> None:
             return torch.cat([z, z], 1)
 
     with pytest.raises(ValueError, match="the classifier is not its last step"):
-        adapt(Doubled(), "fc").features(torch.randn(4, 3, 4))
+        adapt(Doubled(), "fc").forward_features(torch.randn(4, 3, 4))
 
 
 @pytest.mark.parametrize("name", [name for name in SMALL if name != "mlp"])

@@ -32,7 +32,7 @@ def data() -> Benchmark:
     return Benchmark(
         own.name,
         own.transform,
-        own.classes,
+        own.class_names,
         own.train,
         own.val,
         own.test,
@@ -147,7 +147,7 @@ def test_operating_points_are_the_detectors(found: report.Study, written: Path, 
 
     run = found.arms[1].runs[0]
     own = run.evaluation
-    detector = Detector(own.model, "energy", objective=own.objective).calibrate(own.features("val"), alpha=0.05)
+    detector = Detector(own.model, "energy", method=own.method).calibrate(own.features("val"), alpha=0.05)
     rows = [
         row
         for row in csv.DictReader((written / "operating.csv").read_text().splitlines())
@@ -180,7 +180,7 @@ def test_the_markdown_has_the_numbers(found: report.Study, written: Path) -> Non
 
 
 def test_without_a_reference_or_odd_sets(runs: list[Path], data: Benchmark, tmp_path: Path) -> None:
-    bare = Benchmark(data.name, data.transform, data.classes, data.train, data.val, data.test)
+    bare = Benchmark(data.name, data.transform, data.class_names, data.train, data.val, data.test)
     found = studies.gather(runs[2:3], benchmark=bare, detectors=["energy", "knn"])
     assert found.reference is None
     assert "noise stands in" in found.notes[0]

@@ -124,13 +124,13 @@ def how_much(text: str) -> float | str:
 def few_classes(data: Benchmark | None, benchmark: str | None, method: str) -> dict[str, Any]:
     """A rho_norm for one's own data that cuts a tenth of the contributions at most; a half might be below 0."""
     from ..data import load_benchmark
-    from ..objectives import METHODS
+    from ..methods import METHODS
 
     if data is None and benchmark is not None and benchmark.endswith(".toml"):
         data = load_benchmark(benchmark)
-    if data is None or len(data.classes) >= 10 or "rho_norm" not in METHODS.get(method, (None, {}))[1]:
+    if data is None or len(data.class_names) >= 10 or "rho_norm" not in METHODS.get(method, (None, {}))[1]:
         return {}
-    return {"rho_norm": len(data.classes) / 10}
+    return {"rho_norm": len(data.class_names) / 10}
 
 
 def network_for(data: Benchmark | None) -> str | None:

@@ -59,7 +59,7 @@ def verify_command(names: Names, root: Root = None) -> None:
 @command("methods", panel="What there is")
 def methods_command(as_json: Json = False) -> None:
     """Training methods, with their papers."""
-    from ..objectives import METHODS, CrossEntropy
+    from ..methods import METHODS, CrossEntropy
 
     rows = []
     for name, (kind, options) in METHODS.items():
@@ -71,7 +71,7 @@ def methods_command(as_json: Json = False) -> None:
 @command("detectors", panel="What there is")
 def detectors_command(as_json: Json = False) -> None:
     """Detectors, with their formulas and papers."""
-    from ..detectors import SCORES
+    from ..scores import SCORES
 
     rows = []
     for name, (kind, _) in SCORES.items():

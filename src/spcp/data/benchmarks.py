@@ -41,7 +41,7 @@ class Benchmark:
 
     name: str
     transform: ImageTransform | AudioTransform | None
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
     train: DataSet | None
     val: DataSet | None
     test: DataSet
@@ -66,15 +66,15 @@ class Benchmark:
     def inputs(self) -> Inputs:
         """What a network for it gets to see; one sample is prepared for it."""
         x, _ = next(iter(self.loader("test", batch_size=1)))
-        return Inputs(self.classes, tuple(x.shape[1:]), self.transform)
+        return Inputs(self.class_names, tuple(x.shape[1:]), self.transform)
 
     def fewer(self, images: int | None) -> Benchmark:
         """The same with at most so many training images, the first ones of each class; None leaves all."""
         if images is None or self.train is None or images >= len(self.train):
             return self
-        each = images // len(self.classes)
+        each = images // len(self.class_names)
         if each < 1:
-            raise DataError(f"{self.name}: {images} images are too few for {len(self.classes)} classes; take more")
+            raise DataError(f"{self.name}: {images} images are too few for {len(self.class_names)} classes; take more")
         index = (rank_in_class(labels(self.train)) < each).nonzero()[:, 0]
         words = f"the first {each} of each class"
         split = f"{self.train.split}, {words}" if self.train.split else words
@@ -89,7 +89,7 @@ class Benchmark:
 
     def summary(self) -> str:
         """A table of the sets, with sizes and where each split comes from, and the notes."""
-        lines = [f"{self.name}: {len(self.classes)} classes"]
+        lines = [f"{self.name}: {len(self.class_names)} classes"]
         width = max(map(len, self.sets()))
         lines += [f"  {role:<{width}}{len(data):>9}  {data.split}" for role, data in self.sets().items()]
         return "\n".join(lines + [f"  note: {note}" for note in self.notes])
@@ -235,10 +235,12 @@ class _Finder:
             role: {name: as_ood(data) for name, part in parts.items() if (data := self.find(role, name, part))}
             for role, parts in (("ood_val", spec.ood_val), ("near", spec.near), ("far", spec.far))
         }
-        classes = test.classes or (CIFAR10_CLASSES if self.name == "cifar10" else tuple(map(str, range(spec.classes))))
+        classes = test.class_names or (
+            CIFAR10_CLASSES if self.name == "cifar10" else tuple(map(str, range(spec.num_classes)))
+        )
         shifted = {name: data for name, part in spec.shifted.items() if (data := self.find("shifted", name, part))}
         for name, data in list(shifted.items()):
-            if data.classes and data.classes != classes:  # read from folders of its own, without a list
+            if data.class_names and data.class_names != classes:  # read from folders of its own, without a list
                 del shifted[name]
                 self.notes.append(
                     f"shifted/{name}: its classes are not the benchmark's, so it needs OpenOOD's list; skipped"
@@ -301,7 +303,7 @@ class _Finder:
         data = take(data, [where[tails[i]] for i in index], split="OpenOOD's list, official files")
         known = torch.tensor([y[i] for i in index], dtype=torch.int64)
         if isinstance(data, FileSet):
-            return dataclasses.replace(data, y=known, classes=())
+            return dataclasses.replace(data, y=known, class_names=())
         if len(known) and known.min() >= 0 and not torch.equal(known, labels(data)):
             raise DataError(f"{imglist}: its labels are not those of the files below {self.root}; get both anew")
         return data
@@ -309,7 +311,7 @@ class _Finder:
     def ruled(self, part: Part) -> DataSet | None:
         """Without a list: official files, split by a rule that is written down."""
         data = self.official(part.source, part.half)
-        if data is None or (data.name == "imagenet" and not data.classes):  # a flat folder has no labels
+        if data is None or (data.name == "imagenet" and not data.class_names):  # a flat folder has no labels
             return None
         index = part.rule(data) if part.rule else torch.arange(len(data))
         return take(data, index, split=f"spcp's split: {part.rule_text}")
@@ -335,12 +337,12 @@ class _Finder:
     def imagenet200(self, half: str) -> DataSet | None:
         """The classes of ImageNet-R, which are those of ImageNet-200, out of ImageNet."""
         data, renditions = self.official("imagenet", half), self.official("imagenet_r", "test")
-        if data is None or renditions is None or not data.classes:
+        if data is None or renditions is None or not data.class_names:
             return None
-        number = {name: k for k, name in enumerate(renditions.classes)}
-        y = torch.tensor([number.get(name, -1) for name in data.classes])[labels(data)]
+        number = {name: k for k, name in enumerate(renditions.class_names)}
+        y = torch.tensor([number.get(name, -1) for name in data.class_names])[labels(data)]
         index = (y >= 0).nonzero()[:, 0]
-        return take(data, index, y=y[index], classes=renditions.classes)
+        return take(data, index, y=y[index], class_names=renditions.class_names)
 
 
 def _present(folder: Path, paths: tuple[str, ...]) -> list[int]:
@@ -368,11 +370,11 @@ def _positions(data: DataSet, paths: tuple[str, ...]) -> tuple[list[str], dict[s
             if len(where) == len(data.paths):
                 return [_tail(path, depth) for path in paths], where
         raise DataError(f"{data.root}: file names repeat, so the list cannot be matched to them; use OpenOOD's folders")
-    if not data.classes:
+    if not data.class_names:
         raise DataError(f"{data.name}: its class names are missing, which the list goes by; download it again")
     y = labels(data)
     numbers = (rank_in_class(y) + 1).tolist()
-    where = {f"{data.classes[k]}/{n:04d}.png": i for i, (k, n) in enumerate(zip(y.tolist(), numbers, strict=True))}
+    where = {f"{data.class_names[k]}/{n:04d}.png": i for i, (k, n) in enumerate(zip(y.tolist(), numbers, strict=True))}
     return [_tail(path, 2) for path in paths], where
 
 

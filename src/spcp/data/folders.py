@@ -31,14 +31,14 @@ def read_folder(
     *,
     kind: Literal["image", "audio"] | None = None,
     label: str | None = None,
-    classes: Sequence[str] | None = None,
+    class_names: Sequence[str] | None = None,
 ) -> FileSet:
     r"""All images, or all sounds, below a folder, in the order of their names.
 
     The class of a file is the sub-folder it is in; in a folder without sub-folders all are unlabelled. Instead, `label`
     can be a regular expression whose first group finds the class in the path: `r"(\d)_[^/]*$"` for `7_anna_3.wav`; ""
     leaves all unlabelled.
-    Classes are numbered in the order of their names (numbers by value), or as `classes` says.
+    Classes are numbered in the order of their names (numbers by value), or as `class_names` says.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -63,7 +63,7 @@ def read_folder(
     if "" in names and len(set(names)) > 1:
         stray = paths[names.index("")]
         raise DataError(f"{folder / stray}: lies beside the class folders, so it has no class; move it into one")
-    known = list(classes) if classes is not None else sorted(set(names) - {""}, key=_by_value)
+    known = list(class_names) if class_names is not None else sorted(set(names) - {""}, key=_by_value)
     number = {name: k for k, name in enumerate(known)} | {"": OOD}
     unknown = next((name for name in names if name not in number), None)
     if unknown is not None:
@@ -165,7 +165,7 @@ def read_tin(folder: str | Path, split: Split) -> FileSet:
     check_split(split)
     if split == "train":
         found = read_folder(folder / "train", kind="image")
-        return FileSet("tin", found.root, found.paths, found.y, found.classes, "training images")
+        return FileSet("tin", found.root, found.paths, found.y, found.class_names, "training images")
     table = folder / "val" / "val_annotations.txt"
     rows = [line.split("\t") for line in read_bytes(table).decode().splitlines() if line.strip()]
     short = next((i for i, row in enumerate(rows, 1) if len(row) < 2), None)
@@ -192,7 +192,7 @@ def read_texture(folder: str | Path) -> FileSet:
     """Textures (DTD) as downloaded: all images by class."""
     folder = Path(folder).expanduser()
     found = read_folder(folder / "images" if (folder / "images").is_dir() else folder, kind="image")
-    return FileSet("texture", found.root, found.paths, found.y, found.classes, "all images")
+    return FileSet("texture", found.root, found.paths, found.y, found.class_names, "all images")
 
 
 @on_cpu

@@ -19,26 +19,26 @@ class Inputs:
     """Of a network.
 
     Attributes:
-        classes: their names.
+        class_names: their names.
         shape: of one prepared sample, such as (3, 32, 32).
         transform: how a sample is prepared; None for floats, which are taken as they are.
     """
 
-    classes: tuple[str, ...]
+    class_names: tuple[str, ...]
     shape: tuple[int, ...]
     transform: ImageTransform | AudioTransform | None
 
     def as_json(self) -> dict[str, Any]:
         """What a JSON file can hold.
 
-        >>> Inputs.from_json(Inputs(("cat", "dog"), (8,), None).as_json()).classes
+        >>> Inputs.from_json(Inputs(("cat", "dog"), (8,), None).as_json()).class_names
         ('cat', 'dog')
         """
         transform = None
         if self.transform is not None:
             kind = next(name for name, own in _KINDS.items() if type(self.transform) is own)
             transform = {"kind": kind, **dataclasses.asdict(self.transform)}
-        return {"classes": list(self.classes), "shape": list(self.shape), "transform": transform}
+        return {"class_names": list(self.class_names), "shape": list(self.shape), "transform": transform}
 
     @classmethod
     def from_json(cls, table: Any) -> Inputs:
@@ -46,6 +46,6 @@ class Inputs:
         try:
             options = dict(table["transform"]) if table["transform"] else None
             transform = _KINDS[options.pop("kind")](**options) if options else None
-            return cls(tuple(map(str, table["classes"])), tuple(map(int, table["shape"])), transform)
+            return cls(tuple(map(str, table["class_names"])), tuple(map(int, table["shape"])), transform)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise DataError(f"the description of a network's inputs cannot be read ({error}); write it anew") from error

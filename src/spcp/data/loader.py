@@ -398,7 +398,7 @@ def prepare(
         x, y = _decode_all(data, how, workers)
     if isinstance(transform, AudioTransform):
         x = (x - np.float32(transform.mean)) / np.float32(transform.std)
-    return TensorSet(data.name, torch.from_numpy(x), y, data.classes, data.split)
+    return TensorSet(data.name, torch.from_numpy(x), y, data.class_names, data.split)
 
 
 def _shape_of(data: FileSet, transform: Transform) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def _tin(benchmark: str, validation: bool) -> Rule:
     known = set(_TIN_IN_CIFAR[benchmark].split())
 
     def rule(data: DataSet) -> Tensor:
-        free = [k for k, name in enumerate(data.classes) if name not in known]
+        free = [k for k, name in enumerate(data.class_names) if name not in known]
         chosen = set(free[::7][:20])
         wanted = chosen if validation else set(free) - chosen
         return torch.tensor([i for i, k in enumerate(labels(data).tolist()) if k in wanted])
@@ -77,7 +77,7 @@ class Part:
 class Spec:
     """A benchmark of OpenOOD's in numbers."""
 
-    classes: int
+    num_classes: int
     transform: ImageTransform
     train: Part
     val: Part

@@ -209,7 +209,9 @@ def split_by_class(data: DataSet) -> tuple[DataSet, DataSet, DataSet]:
     parts = {"val": u < 0.1, "test": (u >= 0.1) & (u < 0.2), "train": u >= 0.2}
     few = next((k for k in y.unique().tolist() if not (parts["train"] & (y == k)).any()), None)
     if few is not None or not parts["val"].any() or not parts["test"].any():
-        what = f"class {data.classes[few] if data.classes else few}" if few is not None else f"{len(data)} samples"
+        what = (
+            f"class {data.class_names[few] if data.class_names else few}" if few is not None else f"{len(data)} samples"
+        )
         raise DataError(f"{data.name}: {what} cannot be split 80 / 10 / 10; add samples, or give train, val and test")
     by = "by a hash of the path" if isinstance(data, FileSet) else "of each class"
     train, val, test = (
@@ -250,16 +252,16 @@ def _set(data: Any, name: str, split: Split = "test", label: str | None = None) 
 
 def _same_classes(data: DataSet, train: DataSet) -> DataSet:
     """Numbered as in training."""
-    if data.classes == train.classes or not data.classes or not train.classes:
+    if data.class_names == train.class_names or not data.class_names or not train.class_names:
         return data
-    number = {name: k for k, name in enumerate(train.classes)}
-    stranger = next((name for name in data.classes if name not in number), None)
+    number = {name: k for k, name in enumerate(train.class_names)}
+    stranger = next((name for name in data.class_names if name not in number), None)
     if stranger is not None or isinstance(data, ItemSet):
         raise DataError(
-            f"{data.name}: the class {stranger or data.classes!r} is not in the training data; make them agree"
+            f"{data.name}: the class {stranger or data.class_names!r} is not in the training data; make them agree"
         )
-    renumber = torch.tensor([number[name] for name in data.classes])
-    return take(data, torch.arange(len(data)), y=renumber[labels(data)], classes=train.classes)
+    renumber = torch.tensor([number[name] for name in data.class_names])
+    return take(data, torch.arange(len(data)), y=renumber[labels(data)], class_names=train.class_names)
 
 
 def _check_classes(train: DataSet) -> tuple[str, ...]:
@@ -272,7 +274,7 @@ def _check_classes(train: DataSet) -> tuple[str, ...]:
         else:
             cure = "give labels, counted from 0"
         raise DataError(f"{where}: known data must have classes; {cure}")
-    classes = train.classes or tuple(map(str, range(int(y.max()) + 1)))
+    classes = train.class_names or tuple(map(str, range(int(y.max()) + 1)))
     counts = torch.bincount(y, minlength=len(classes))
     if len(classes) < 2:
         raise DataError(f"{where}: has one class only, {classes[0]!r}; name the folder that holds the class folders")

@@ -34,7 +34,7 @@ class TensorSet:
     name: str
     x: Tensor  # (N, C, H, W) uint8, or (N, ...) floats
     y: Tensor  # (N,) int64; OOD = -1
-    classes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     split: str = ""  # where it comes from, for reports: "OpenOOD's list", "first 100 a class", ...
 
     def __post_init__(self) -> None:
@@ -42,7 +42,7 @@ class TensorSet:
             raise DataError(f"{self.name}: images must be (N, C, H, W) bytes, not {tuple(self.x.shape)}")
         if self.x.dtype != torch.uint8 and not self.x.is_floating_point():
             raise DataError(f"{self.name}: samples of {self.x.dtype} are neither bytes nor floats; convert them")
-        _check_labels(self.name, len(self.x), self.y, self.classes)
+        _check_labels(self.name, len(self.x), self.y, self.class_names)
 
     def __len__(self) -> int:
         return len(self.x)
@@ -62,12 +62,12 @@ class FileSet:
     root: Path
     paths: tuple[str, ...]  # relative to root
     y: Tensor  # (N,) int64; OOD = -1
-    classes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     split: str = ""
     kind: Literal["image", "audio"] = "image"
 
     def __post_init__(self) -> None:
-        _check_labels(self.name, len(self.paths), self.y, self.classes)
+        _check_labels(self.name, len(self.paths), self.y, self.class_names)
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -88,7 +88,7 @@ class ItemSet:
 
     name: str
     items: Any
-    classes: tuple[str, ...] = ()
+    class_names: tuple[str, ...] = ()
     split: str = ""
     _labels: Tensor | None = dataclasses.field(default=None, init=False)
 
@@ -151,8 +151,8 @@ def take(data: DataSet, index: Tensor | Sequence[int], **changes: Any) -> DataSe
 def as_ood(data: DataSet, **changes: Any) -> DataSet:
     """The same samples, every one labelled as belonging to no class."""
     if isinstance(data, ItemSet):
-        return dataclasses.replace(data, items=_Unlabelled(data.items), classes=(), **changes)
-    return dataclasses.replace(data, y=torch.full_like(data.y, OOD), classes=(), **changes)
+        return dataclasses.replace(data, items=_Unlabelled(data.items), class_names=(), **changes)
+    return dataclasses.replace(data, y=torch.full_like(data.y, OOD), class_names=(), **changes)
 
 
 class _Unlabelled(torch.utils.data.Dataset[Any]):
@@ -184,11 +184,11 @@ def labels(data: DataSet) -> Tensor:
 def histogram(data: DataSet) -> dict[str, int]:
     """How many samples each class has; "ood" for those of no class.
 
-    >>> histogram(TensorSet("two", torch.zeros(3, 1), torch.tensor([0, 1, 1]), classes=("cat", "dog")))
+    >>> histogram(TensorSet("two", torch.zeros(3, 1), torch.tensor([0, 1, 1]), class_names=("cat", "dog")))
     {'cat': 1, 'dog': 2}
     """
     values, counts = labels(data).unique(return_counts=True)
-    name = lambda k: "ood" if k < 0 else data.classes[k] if data.classes else str(k)  # noqa: E731
+    name = lambda k: "ood" if k < 0 else data.class_names[k] if data.class_names else str(k)  # noqa: E731
     return {name(k): n for k, n in zip(values.tolist(), counts.tolist(), strict=True)}
 
 
@@ -228,7 +228,7 @@ def as_set(data: Any, name: str = "data") -> DataSet:
         pairs = [_pair(item, f"{name}, item {i}") for i, item in enumerate(data)]
         if all(isinstance(x, Tensor) and x.shape == pairs[0][0].shape for x, _ in pairs):
             return tensor_set(name, torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))
-    return ItemSet(name, data, classes=_class_names(data), split="as given")
+    return ItemSet(name, data, class_names=_class_names(data), split="as given")
 
 
 @on_cpu

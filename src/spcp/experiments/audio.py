@@ -55,7 +55,7 @@ def spoken_digits(root: str | Path | None) -> Benchmark:
     rank = {name: i for i, name in enumerate(sorted(set(recording)))}
     validates = torch.tensor([rank[name] % 2 == 0 for name in recording])
     found = own_benchmark(
-        take(sounds, known.nonzero()[:, 0], classes=sounds.classes[:KNOWN]),
+        take(sounds, known.nonzero()[:, 0], class_names=sounds.class_names[:KNOWN]),
         {"environment": take(clips, (~validates).nonzero()[:, 0])},
         near={"other digits": take(as_ood(sounds), (~known).nonzero()[:, 0])},
         ood_val={"environment": take(clips, validates.nonzero()[:, 0])},
@@ -78,7 +78,7 @@ def tones(root: str | Path | None) -> Benchmark:
         return log_mel(wave + 0.3 * torch.randn(wave.shape, generator=rng), transform)
 
     y = torch.arange(4).repeat_interleave(60)
-    known = TensorSet("tones", torch.cat([chords(k, 60) for k in range(4)]), y, classes=tuple("abcd"))
+    known = TensorSet("tones", torch.cat([chords(k, 60) for k in range(4)]), y, class_names=tuple("abcd"))
     near = TensorSet("near", chords(4, 30), torch.full((30,), -1))
     return own_benchmark(
         known,

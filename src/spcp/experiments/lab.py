@@ -18,7 +18,7 @@ from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError, need
 from ..evaluation import Evaluation
 from ..features import Features
-from ..objectives import METHODS
+from ..methods import METHODS
 from ..progress import track
 from ..training import Config, config_for, read_config, read_metrics, train
 from ..training.settings import DEFAULTS
@@ -144,7 +144,7 @@ class Lab:
             head = fitted_head(own.features("train"), own.head, self.rho_norm(row.benchmark))
         if row.head == "auto":
             head = fitted_head(own.features("val"), own.head, "auto")
-        return Evaluation(own.model, own.benchmark, objective=own.objective, head=head, folder=self.folder / "banks")
+        return Evaluation(own.model, own.benchmark, method=own.method, head=head, folder=self.folder / "banks")
 
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
         """Accuracy, and the measures of every set, of a row's run: {"accuracy": ..., "rows": [...]}; kept beside it."""

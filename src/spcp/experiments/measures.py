@@ -11,7 +11,7 @@ import torch
 from ..contributions.patterns import pattern_of
 from ..data import Inputs
 from ..networks.base import evaluating
-from ..training.settings import build_network, build_objective
+from ..training.settings import build_method, build_network
 from . import audio
 from .catalogue import label
 from .lab import Lab, Row
@@ -89,7 +89,7 @@ def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
         for seed in lab.seeds:
             torch.manual_seed(seed)
             x = torch.randn(batch, *inputs.shape, device=device)
-            y = torch.randint(len(inputs.classes), (batch,), device=device)
+            y = torch.randint(len(inputs.class_names), (batch,), device=device)
             made = [_trainee(lab, row, inputs, seed, device) for row in own]
             for column, step in (("training", _training), ("inference", _inference)):
                 times: list[list[float]] = [[] for _ in own]
@@ -111,22 +111,22 @@ def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
 
 def _trainee(lab: Lab, row: Row, inputs: Inputs, seed: int, device: torch.device) -> tuple[Any, Any, Any]:
     config = lab.config(row, seed)
-    network, objective = build_network(config, inputs).to(device), build_objective(config).to(device)
-    objective.prepare(network, 1000)
-    return network, objective, torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True)
+    network, method = build_network(config, inputs).to(device), build_method(config).to(device)
+    method.prepare(network, 1000)
+    return network, method, torch.optim.SGD(network.parameters(), lr=0.01, momentum=0.9, nesterov=True)
 
 
 def _training(trainee: tuple[Any, Any, Any], x: torch.Tensor, y: torch.Tensor) -> None:
-    network, objective, optimizer = trainee
+    network, method, optimizer = trainee
     optimizer.zero_grad()
-    objective(network, x, y)[0].backward()
+    method(network, x, y)[0].backward()
     optimizer.step()
 
 
 def _inference(trainee: tuple[Any, Any, Any], x: torch.Tensor, y: torch.Tensor) -> None:
-    network, objective, _ = trainee
-    with evaluating(network, objective):
-        objective.outputs(network, x)
+    network, method, _ = trainee
+    with evaluating(network, method):
+        method.outputs(network, x)
 
 
 MEASURES: Mapping[str, Callable[[Lab, Sequence[Row]], Values]] = {

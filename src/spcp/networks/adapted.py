@@ -48,7 +48,7 @@ class Adapted(Network):
             for key, value in weights.items()
         }
 
-    def features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """What went into the classifier, (batch, D)."""
         h = logits_of(self.body(x))
         if h.ndim != 2 or h.shape[1] != self.classifier.in_features:
@@ -100,7 +100,7 @@ class Exported(Network):
         body.recompile()
         self.body = body
 
-    def features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """What goes into the last layer, (batch, D)."""
         h: Tensor = self.body(x)
         return h

@@ -14,14 +14,28 @@ class Network(nn.Module):
 
     classifier: nn.Linear
 
-    def features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """Penultimate features (batch, D)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits (batch, K)."""
-        logits: Tensor = self.classifier(self.features(x))
+        """Return the logits (batch, K)."""
+        logits: Tensor = self.classifier(self.forward_features(x))
         return logits
+
+    def get_classifier(self) -> nn.Linear:
+        """Return the classifier, as timm's models do."""
+        return self.classifier
+
+    @property
+    def num_features(self) -> int:
+        """D, the number of features."""
+        return self.classifier.in_features
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of the classifier's outputs."""
+        return self.classifier.out_features
 
 
 def initialise(network: nn.Module) -> None:

@@ -40,7 +40,7 @@ class Transition(nn.Module):
 class DenseNet(Network):
     """Three dense blocks of `layers` layers each."""
 
-    def __init__(self, classes: int, layers: int, growth: int, channels: int) -> None:
+    def __init__(self, num_classes: int, layers: int, growth: int, channels: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, 2 * growth, 3, 1, 1, bias=False)
         blocks: list[nn.Module] = []
@@ -54,18 +54,18 @@ class DenseNet(Network):
                 inputs //= 2
         self.blocks = nn.Sequential(*blocks)
         self.bn = nn.BatchNorm2d(inputs)
-        self.classifier = nn.Linear(inputs, classes)
+        self.classifier = nn.Linear(inputs, num_classes)
         initialise(self)
 
-    def features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """Penultimate features (batch, 342) at growth 12."""
         return torch.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3))
 
 
-def densenet100(classes: int, *, width: int = 12, channels: int = 3) -> DenseNet:
-    """DenseNet-BC-100 that grows by `width`: 769 162 parameters at 12 with 10 classes.
+def densenet100(num_classes: int, *, width: int = 12, channels: int = 3) -> DenseNet:
+    """DenseNet-BC-100 that grows by `width`: 769 162 parameters at 12 with 10 num_classes.
 
     >>> sum(p.numel() for p in densenet100(10).parameters())
     769162
     """
-    return DenseNet(classes, 16, width, channels)
+    return DenseNet(num_classes, 16, width, channels)

@@ -32,7 +32,7 @@ class Block(nn.Module):
 class ResNet18(Network):
     """`width` channels at first, 8 * width features; `large` adds the stem for 224 x 224 pixels."""
 
-    def __init__(self, classes: int, width: int = 64, channels: int = 3, large: bool = False) -> None:
+    def __init__(self, num_classes: int, width: int = 64, channels: int = 3, large: bool = False) -> None:
         super().__init__()
         if large:
             stem: list[nn.Module] = [nn.Conv2d(channels, width, 7, 2, 3, bias=False)]
@@ -47,10 +47,10 @@ class ResNet18(Network):
             blocks += [Block(inputs, outputs, stride), Block(outputs, outputs, 1)]
             inputs = outputs
         self.blocks = nn.Sequential(*blocks)
-        self.classifier = nn.Linear(inputs, classes)
+        self.classifier = nn.Linear(inputs, num_classes)
         initialise(self)
 
-    def features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """Penultimate features (batch, 8 * width)."""
         return self.blocks(self.stem(x)).mean((2, 3))
 
@@ -58,7 +58,7 @@ class ResNet18(Network):
 class ResNet10(Network):
     """One block a stage, from half the resolution on, and a 1 x 1 convolution to as many features as ResNet-18 has."""
 
-    def __init__(self, classes: int, width: int, channels: int, wide: int) -> None:
+    def __init__(self, num_classes: int, width: int, channels: int, wide: int) -> None:
         super().__init__()
         self.stem = _convolution(channels, width, 3, 2)
         widths = (width, width, 2 * width, 4 * width, 8 * width)
@@ -66,10 +66,10 @@ class ResNet10(Network):
             *(Block(inputs, outputs, 2 if i else 1) for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)))
         )
         self.last = _convolution(8 * width, wide, 1, 1)
-        self.classifier = nn.Linear(wide, classes)
+        self.classifier = nn.Linear(wide, num_classes)
         initialise(self)
 
-    def features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """Penultimate features (batch, wide)."""
         return self.last(self.blocks(self.stem(x))).mean((2, 3))
 
@@ -79,28 +79,28 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequen
     return nn.Sequential(convolution, nn.BatchNorm2d(outputs), nn.ReLU())
 
 
-def resnet10(classes: int, *, width: int = 24, channels: int = 3) -> ResNet10:
+def resnet10(num_classes: int, *, width: int = 24, channels: int = 3) -> ResNet10:
     """For 32 x 32 pixels on a CPU: 512 features, as ResNet-18, at a small part of its cost.
 
     >>> sum(p.numel() for p in resnet10(10).parameters())
     795010
     """
-    return ResNet10(classes, width, channels, 512)
+    return ResNet10(num_classes, width, channels, 512)
 
 
-def resnet18(classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
-    """For 32 x 32 pixels: 11 173 962 parameters with 10 classes.
+def resnet18(num_classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
+    """For 32 x 32 pixels: 11 173 962 parameters with 10 num_classes.
 
     >>> sum(p.numel() for p in resnet18(10).parameters())
     11173962
     """
-    return ResNet18(classes, width, channels)
+    return ResNet18(num_classes, width, channels)
 
 
-def resnet18_224(classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
-    """For 224 x 224 pixels: 11 689 512 parameters with 1 000 classes.
+def resnet18_224(num_classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
+    """For 224 x 224 pixels: 11 689 512 parameters with 1 000 num_classes.
 
     >>> sum(p.numel() for p in resnet18_224(1000).parameters())
     11689512
     """
-    return ResNet18(classes, width, channels, large=True)
+    return ResNet18(num_classes, width, channels, large=True)

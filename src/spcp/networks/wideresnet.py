@@ -32,7 +32,7 @@ class Block(nn.Module):
 class WideResNet(Network):
     """`depth` layers, `16 * width` channels at first and `64 * width` features."""
 
-    def __init__(self, classes: int, depth: int, width: int, channels: int, dropout: float) -> None:
+    def __init__(self, num_classes: int, depth: int, width: int, channels: int, dropout: float) -> None:
         super().__init__()
         self.stem = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         blocks, inputs = [], 16
@@ -42,18 +42,18 @@ class WideResNet(Network):
                 inputs = outputs
         self.blocks = nn.Sequential(*blocks)
         self.bn = nn.BatchNorm2d(inputs)
-        self.classifier = nn.Linear(inputs, classes)
+        self.classifier = nn.Linear(inputs, num_classes)
         initialise(self)
 
-    def features(self, x: Tensor) -> Tensor:
+    def forward_features(self, x: Tensor) -> Tensor:
         """Penultimate features (batch, 64 * width)."""
         return torch.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3))
 
 
-def wideresnet28(classes: int, *, width: int = 10, channels: int = 3, dropout: float = 0.0) -> WideResNet:
-    """WideResNet-28-`width`: 36 479 194 parameters at width 10 with 10 classes.
+def wideresnet28(num_classes: int, *, width: int = 10, channels: int = 3, dropout: float = 0.0) -> WideResNet:
+    """WideResNet-28-`width`: 36 479 194 parameters at width 10 with 10 num_classes.
 
     >>> sum(p.numel() for p in wideresnet28(10).parameters())
     36479194
     """
-    return WideResNet(classes, 28, width, channels, dropout)
+    return WideResNet(num_classes, 28, width, channels, dropout)

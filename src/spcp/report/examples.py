@@ -113,10 +113,10 @@ def _example(study: Study, run: Run, other: Run | None, role: str, i: int) -> Ex
     return Example(
         picture(study, role, i),
         role.split("/")[-1] if role != "test" else "known",
-        study.benchmark.classes[k],
+        study.benchmark.class_names[k],
         float(_p(run, study.main, scores)),
         p_other,
-        study.benchmark.classes[k_other],
+        study.benchmark.class_names[k_other],
         tuple(bars),
         more,
     )

@@ -75,7 +75,7 @@ def unit_contributions(study: Study) -> tuple[Any, str] | None:
     group, name = min(sets, key=lambda own: first.table.get(study.main, *own)["auroc"])
     odd = first.evaluation.features(f"{group}/{name}")
     k = int(odd.k.mode().values)
-    label = study.benchmark.classes[k]
+    label = study.benchmark.class_names[k]
     with axes_of(1, len(arms), 3.6 * len(arms), 2.6, sharey=True) as (figure, axes):
         for axis, arm in zip(axes[0], arms, strict=True):
             own = arm.runs[0]
@@ -97,7 +97,7 @@ def unit_contributions(study: Study) -> tuple[Any, str] | None:
 
 def _class_contributions(run: Run, role: str, k: int, labelled: bool) -> Tensor | None:
     """Mean of `min(W[k,d] h[d], threshold)` over samples of class k, or taken for it, (D,); None if there are none."""
-    from ..detectors import threshold_of
+    from ..scores import threshold_of
 
     own = run.evaluation
     features = own.features(role)

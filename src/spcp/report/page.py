@@ -131,7 +131,7 @@ def about(study: Study) -> dict[str, str]:
     known = "" if study.benchmark.train is None else f"{len(study.benchmark.train)} for training; "
     network = config.network if config.width is None else f"{config.network} of width {config.width}"
     return {
-        "data": f"{study.benchmark.name}: {len(study.benchmark.classes)} classes, {known}{sizes}",
+        "data": f"{study.benchmark.name}: {len(study.benchmark.class_names)} classes, {known}{sizes}",
         "network": f"{network}{trained}, {config.precision}",
         "trained on": "; ".join(_trained_on(study)) or "not recorded",
         "seeds": "; ".join(f"{arm.name}: {', '.join(map(str, arm.seeds))}" for arm in study.arms),

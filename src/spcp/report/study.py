@@ -16,12 +16,12 @@ from ..calibration import needed, rank_for
 from ..contributions import Pattern
 from ..contributions.patterns import pattern_of
 from ..data import Benchmark, noise, prepare
-from ..detectors import SCORES
 from ..errors import InputError, need
 from ..evaluation import Evaluation, Table, over_seeds
+from ..methods import METHODS, Method
 from ..metrics import Comparison, compare_means, mean_and_deviation
-from ..objectives import METHODS, Objective
 from ..progress import track
+from ..scores import SCORES
 from ..training import Config, benchmark_of, read_config, read_inputs, read_metrics
 
 ALPHA = 0.05
@@ -216,7 +216,7 @@ def gather(
         names = list(detectors or own.usual())
         table = own.table(names, also=() if data.val is None else ("val",))
         _finished(folder, config)
-        started = None if METHODS.get(config.method, (Objective, {}))[0].pretrained else config.start
+        started = None if METHODS.get(config.method, (Method, {}))[0].pretrained else config.start
         key = repr(dataclasses.replace(config, seed=0, save_every=0.0, root=None, benchmark="", start=started))
         groups.setdefault(key, []).append(Run(folder, config, own, table, read_metrics(folder)))
     names = _names([runs[0].config for runs in groups.values()])
@@ -230,8 +230,8 @@ def gather(
     common = [name for name in _detectors(arms[0]) if all(name in _detectors(arm) for arm in arms)]
     if not common:
         raise InputError("no detector makes sense for all of these runs; make a report for each kind")
-    objective = arms[-1].runs[0].evaluation.objective
-    wanted = objective.detector if objective is not None else "energy"
+    method = arms[-1].runs[0].evaluation.method
+    wanted = method.detector if method is not None else "energy"
     main = wanted if wanted in common else "energy" if "energy" in common else common[0]
     return Study(title or f"{data.name}: known or odd?", data, arms, tuple(common), main, tuple(notes), tuple(choice))
 
@@ -295,8 +295,8 @@ def threshold(run: Run, detector: str, alpha: float = ALPHA) -> float | None:
 
 def has_head(run: Run) -> bool:
     """Whether logits come of a linear layer, so that there are contributions to look at."""
-    objective = run.evaluation.objective
-    return objective is None or "weights" in objective.readable
+    method = run.evaluation.method
+    return method is None or "weights" in method.readable
 
 
 def pattern(run: Run) -> Pattern:

@@ -22,13 +22,13 @@ from ..contributions import SPCPLinear
 from ..data import Benchmark, ItemSet, Loader, load_benchmark, take
 from ..data.sets import labels
 from ..errors import InputError, need
+from ..methods import Method
 from ..networks import Network, adapt, trust
 from ..networks.adapted import logits_of
 from ..networks.base import evaluating
-from ..objectives import Objective
 from .display import Display
 from .run import Run, load_weights
-from .settings import Config, augmented, build_network, build_objective, check, is_own, lr_at
+from .settings import Config, augmented, build_method, build_network, check, is_own, lr_at
 
 _log = logging.getLogger("spcp")
 
@@ -36,17 +36,17 @@ LOOK = 0.5  # seconds between two looks at the loss, which wait for the device
 
 
 class Trainee(nn.Module):
-    """Network and objective as one module, so that distributed training sees all of a step."""
+    """Network and method as one module, so that distributed training sees all of a step."""
 
-    def __init__(self, network: Network, objective: Objective) -> None:
+    def __init__(self, network: Network, method: Method) -> None:
         super().__init__()
-        self.network, self.objective = network, objective
+        self.network, self.method = network, method
 
     def forward(self, x: Tensor, y: Tensor | None = None, progress: float = 0.0) -> tuple[Tensor, Tensor] | Tensor:
         """Loss and logits; without labels the predicted classes."""
         if y is None:
-            return self.objective.predict(self.network, x)
-        loss, logits = self.objective(self.network, x, y, progress)
+            return self.method.predict(self.network, x)
+        loss, logits = self.method(self.network, x, y, progress)
         return loss, logits
 
 
@@ -56,7 +56,7 @@ def train(
     *,
     benchmark: Benchmark | None = None,
     network: nn.Module | None = None,
-    objective: Objective | None = None,
+    method: Method | None = None,
     strategy: Any = "auto",
     loggers: Any = None,
     until: int | None = None,
@@ -69,15 +69,15 @@ def train(
         benchmark: instead of the one the config names.
         network: instead of the one the config names, any classifier. A copy of it is trained (`load_network` gives it);
             it must be built alike when the run is resumed.
-        objective: instead of the method the config names, one's own.
+        method: instead of the method the config names, one's own.
         strategy: of Fabric, under torchrun: "auto" is data parallel, "fsdp" shards parameters too.
         loggers: of Fabric (TensorBoard, CSV, ...), told what `metrics.jsonl` is told.
         until: stop after so many epochs; the next call goes on.
     """
     check(config)
-    given = {} if network is None else {"own_network": type(network).__name__}
-    if objective is not None:
-        given["own_objective"] = f"{type(objective).__name__}({objective.options})"
+    given = {} if network is None else {"custom_network": type(network).__name__}
+    if method is not None:
+        given["custom_method"] = f"{type(method).__name__}({method.options})"
     lightning = need("lightning_fabric", "lightning-fabric", "train")
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces a precision once a run
     try:
@@ -94,7 +94,7 @@ def train(
     fabric.launch()
     run = Run(Path(folder).expanduser(), config, fabric.is_global_zero, given)
     run.check()
-    own = copy.deepcopy(objective) if objective is not None else build_objective(config)
+    own = copy.deepcopy(method) if method is not None else build_method(config)
     if own.pretrained and network is None and not config.start:
         raise InputError(f"{config.method}: needs a trained network; name a run, or its weights, in `start`")
     benchmark = (benchmark or load_benchmark(config.benchmark, config.root)).fewer(config.images)
@@ -176,7 +176,7 @@ def layout_of(network: nn.Module) -> torch.memory_format:
 def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x: Tensor) -> None:
     """Say early what would fail late, or train nonsense: labels or outputs that do not fit, a model cut wrongly."""
     assert benchmark.train is not None
-    classes = len(benchmark.classes)
+    classes = len(benchmark.class_names)
     known = torch.empty(0) if isinstance(benchmark.train, ItemSet) else labels(benchmark.train)  # not to read all items
     if len(known) and not 0 <= int(known.min()) <= int(known.max()) < classes:
         raise InputError(
@@ -328,7 +328,7 @@ def _accuracy(trainee: Trainee, validation: Loader, fabric: Any, sharded: bool) 
 @torch.no_grad()
 def _share_cut(trainee: Trainee, x: Tensor) -> float | None:
     """The share of contributions of some samples above the threshold; None where nothing is bounded."""
-    head = trainee.objective.head(trainee.network)
+    head = trainee.method.head(trainee.network)
     if not isinstance(head, SPCPLinear):
         return None
     over: list[int] = []
@@ -345,7 +345,7 @@ def _share_cut(trainee: Trainee, x: Tensor) -> float | None:
 
 
 def _threshold(trainee: Trainee) -> float | None:
-    head = trainee.objective.head(trainee.network)
+    head = trainee.method.head(trainee.network)
     return float(head.threshold) if isinstance(head, SPCPLinear) else None
 
 

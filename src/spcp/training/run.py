@@ -23,12 +23,12 @@ from ..contributions import apply_spcp
 from ..data import Benchmark, Inputs, load_benchmark
 from ..environment import environment
 from ..errors import InputError, TrainingError, need
+from ..methods import Method
 from ..networks import Network, adapt, trust
 from ..networks.adapted import Adapted
-from ..objectives import Objective
-from .settings import Config, build_network, build_objective, is_own
+from .settings import Config, build_method, build_network, is_own
 
-GIVEN = {"own_network", "own_objective"}  # what a config file holds besides the settings
+GIVEN = {"custom_network", "custom_method"}  # what a config file holds besides the settings
 
 
 class Run:
@@ -107,7 +107,7 @@ class Run:
             kept = [old for old in _lines(path) if old["epoch"] < self.epoch]
             with written(path) as file:
                 file.write("".join(json.dumps(own) + "\n" for own in (*kept, line)).encode())
-            transient = {f"objective.{name}" for name in trainee.objective.transient}
+            transient = {f"method.{name}" for name in trainee.method.transient}
             weights = {name.removeprefix("network."): own for name, own in model.items() if name not in transient}
             notes = {"epoch": str(self.epoch), "accuracy": str(accuracy)}
             save(self.folder / "last.safetensors", weights, notes)
@@ -290,7 +290,7 @@ def load_weights(network: Network, path: Path) -> None:
             f"{path}: is a pickle, which may run code; convert it: safetensors.torch.save_file(torch.load(path, "
             "weights_only=True), 'weights.safetensors')"
         )
-    weights = {name: own for name, own in load(path)[0].items() if not name.startswith("objective.")}
+    weights = {name: own for name, own in load(path)[0].items() if not name.startswith("method.")}
     if isinstance(network, Adapted) and not any(name.startswith(("body.", "classifier.")) for name in weights):
         weights = network.renamed(weights)  # of the model itself, not of a run
     if "classifier.threshold" in weights and type(network.classifier) is nn.Linear:
@@ -313,27 +313,27 @@ def load_network(
     which: str = "last",
     *,
     network: nn.Module | None = None,
-    objective: Objective | None = None,
-) -> tuple[Network, Objective]:
-    """The network of a run, with its `last` or `best` weights, in evaluation mode, and its objective.
+    method: Method | None = None,
+) -> tuple[Network, Method]:
+    """The network of a run, with its `last` or `best` weights, in evaluation mode, and its method.
 
     The paper's rule is the last: the threshold is that of the end of training. The data is not needed. A network or
-    objective that `train` was given in place of the config's has to be given here too; the network stays as it is, and
+    method that `train` was given in place of the config's has to be given here too; the network stays as it is, and
     a copy comes back with the weights.
     """
     folder = Path(folder).expanduser()
     config = read_config(folder)
     net = build_network(config, read_inputs(folder)) if network is None else adapt(copy.deepcopy(network))
-    objective = copy.deepcopy(objective) if objective is not None else build_objective(config)
-    objective.prepare(net, max(1, config.epochs))
+    method = copy.deepcopy(method) if method is not None else build_method(config)
+    method.prepare(net, max(1, config.epochs))
     path = folder / f"{which}.safetensors"
     if which == "best" and not path.exists() and (folder / "last.safetensors").exists():
         raise InputError(f"{folder}: has no best weights, for it had no validation data; take the last")
     load_weights(net, path)
-    missing, unknown = objective.load_state_dict(_within(load(path)[0], "objective."), strict=False)
-    if unknown or set(missing) - set(objective.transient):
+    missing, unknown = method.load_state_dict(_within(load(path)[0], "method."), strict=False)
+    if unknown or set(missing) - set(method.transient):
         raise InputError(f"{path}: its weights are of another training method; give the one it was trained with")
-    return net.eval(), objective.eval()
+    return net.eval(), method.eval()
 
 
 def adopt(
@@ -365,9 +365,9 @@ def adopt(
     if is_own(name):
         trust(name)
     net = build_network(config, inputs)
-    if net.classifier.out_features != len(inputs.classes):
+    if net.classifier.out_features != len(inputs.class_names):
         raise InputError(
-            f"{name}: has {net.classifier.out_features} outputs, but {benchmark.name} has {len(inputs.classes)} "
+            f"{name}: has {net.classifier.out_features} outputs, but {benchmark.name} has {len(inputs.class_names)} "
             "classes; name the data it was trained for"
         )
     if weights is not None:

@@ -12,8 +12,8 @@ from typing import Any, Literal
 from .. import networks
 from ..data import Benchmark, ImageTransform, Inputs
 from ..errors import InputError
+from ..methods import METHODS, Method
 from ..networks import Network
-from ..objectives import METHODS, Objective
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def config_for(benchmark: str, method: str = "plain", **changes: Any) -> Config:
     return Config(**(settings | {"benchmark": benchmark, "method": method, "options": options} | changes))
 
 
-def _method(name: str) -> tuple[type[Objective], Mapping[str, Any]]:
+def _method(name: str) -> tuple[type[Method], Mapping[str, Any]]:
     if name not in METHODS:
         raise InputError(f"no method {name!r}; there are {', '.join(METHODS)}")
     return METHODS[name]
@@ -127,15 +127,15 @@ def check(config: Config) -> None:
         raise InputError(f"options = {config.options!r} must be a dictionary of the method's options, such as rho_norm")
 
 
-def build_objective(config: Config) -> Objective:
+def build_method(config: Config) -> Method:
     """The training method of a run."""
-    objective, own = _method(config.method)
+    method, own = _method(config.method)
     options = {**own, **config.options}
     missing = next((key for key, value in options.items() if value is None and own.get(key, 0) is None), None)
     if missing:
         raise InputError(f"{config.method}: needs {missing} among its options; config_for gives the paper's")
     try:
-        return objective(**options)
+        return method(**options)
     except (TypeError, ValueError) as error:
         raise InputError(f"{config.method}: {error}") from error
 
@@ -156,7 +156,7 @@ def is_own(network: str) -> bool:
 
 def build_network(config: Config, inputs: Inputs) -> Network:
     """The network of a run, for the classes and channels of its data (`Benchmark.inputs`)."""
-    classes = len(inputs.classes)
+    classes = len(inputs.class_names)
     if is_own(config.network):
         if config.width is not None:
             raise InputError(f"{config.network}: is of your own, and has no width to set; leave it out")

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from ..objectives import mos
+from ..methods import mos
 from .base import Score
 
 
 class MOS(Score):
-    """For networks trained by the objective of the same name; `groups` are its groups."""
+    """For networks trained by the method of the same name; `groups` are its groups."""
 
     paper = mos.MOS.paper
     formula = "max_g -p_others"

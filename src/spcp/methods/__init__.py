@@ -1,9 +1,9 @@
-"""Training methods: one file each, an objective with its paper, its defaults and the detector it is scored with."""
+"""Training methods: one file each, an method with its paper, its defaults and the detector it is scored with."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from .base import Objective as Objective
+from .base import Method as Method
 from .cider import CIDER as CIDER
 from .cross_entropy import CrossEntropy as CrossEntropy
 from .logitnorm import LogitNorm as LogitNorm
@@ -13,8 +13,8 @@ from .t2fnorm import T2FNorm as T2FNorm
 from .umap import UMAP as UMAP
 from .vos import VOS as VOS
 
-# By name, as runs are configured: the objective, and the options that make it this method. None: the benchmark's own.
-METHODS: Mapping[str, tuple[type[Objective], Mapping[str, Any]]] = {
+# By name, as runs are configured: the method, and the options that make it this method. None: the benchmark's own.
+METHODS: Mapping[str, tuple[type[Method], Mapping[str, Any]]] = {
     "plain": (CrossEntropy, {}),
     "spcp": (CrossEntropy, {"rho_norm": None}),
     "fixed": (CrossEntropy, {"rho_norm": None, "beta": 1.0}),

@@ -24,17 +24,19 @@ class Moments:
     scatter: Tensor  # (D, D) sum over all of (h - mean of its class) (h - mean of its class)'
 
     @classmethod
-    def empty(cls, classes: int, size: int) -> Moments:
+    def empty(cls, num_classes: int, num_features: int) -> Moments:
         """Of no rows."""
-        zeros = torch.zeros(classes, size, dtype=torch.float64)
-        return cls(zeros[:, 0].clone(), zeros, zeros.clone(), torch.zeros(size, size, dtype=torch.float64))
+        zeros = torch.zeros(num_classes, num_features, dtype=torch.float64)
+        return cls(
+            zeros[:, 0].clone(), zeros, zeros.clone(), torch.zeros(num_features, num_features, dtype=torch.float64)
+        )
 
     @classmethod
-    def of(cls, h: Tensor, y: Tensor, classes: int) -> Moments:
+    def of(cls, h: Tensor, y: Tensor, num_classes: int) -> Moments:
         """Of some rows (N, D) with labels (N,)."""
-        own = cls.empty(classes, h.shape[1])
+        own = cls.empty(num_classes, h.shape[1])
         h, y = h.detach().cpu().double(), y.cpu()
-        own.count = torch.bincount(y, minlength=classes).double()
+        own.count = torch.bincount(y, minlength=num_classes).double()
         own.mean.index_add_(0, y, h)
         own.mean /= own.count.clamp(min=1)[:, None]
         centred = h - own.mean[y]
@@ -75,11 +77,11 @@ class Moments:
         return self.scatter + away.t() @ (self.count[:, None] * away)
 
 
-def moments(parts: Iterable[tuple[Tensor, Tensor]], classes: int, size: int) -> Moments:
+def moments(parts: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_features: int) -> Moments:
     """Of all parts, each rows (N, D) and labels (N,), one after the other."""
-    whole = Moments.empty(classes, size)
+    whole = Moments.empty(num_classes, num_features)
     for h, y in parts:
-        whole = whole.merge(Moments.of(h, y, classes))
+        whole = whole.merge(Moments.of(h, y, num_classes))
     return whole
 
 

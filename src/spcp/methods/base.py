@@ -13,7 +13,7 @@ from ..contributions import RhoNorm, SPCPLinear
 from ..networks import Network
 
 
-class Objective(nn.Module):
+class Method(nn.Module):
     """A training method. Its parameters are trained along, and its state is saved with the network's.
 
     Args:
@@ -58,12 +58,12 @@ class Objective(nn.Module):
         """The layer that makes logits of features, for detectors that change features on their way."""
         return network.classifier
 
-    def classes(self, network: Network) -> int:
+    def num_classes(self, network: Network) -> int:
         """How many classes there are to predict."""
         return network.classifier.out_features
 
     def prepare(self, network: Network, total_steps: int) -> None:
-        """Change the network, once, before an optimizer is built for it and for this objective."""
+        """Change the network, once, before an optimizer is built for it and for this method."""
         if self.rho_norm:
             SPCPLinear.convert_(
                 self.head(network),
@@ -84,7 +84,7 @@ class Objective(nn.Module):
 
     def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features (batch, D), logits (batch, K) and classes (batch,) in evaluation mode: what detectors look at."""
-        h = network.features(x)
+        h = network.forward_features(x)
         z = network.classifier(h)
         return h, z, z.argmax(1)
 
@@ -95,7 +95,7 @@ class Objective(nn.Module):
     @property
     def options(self) -> dict[str, Any]:
         """The arguments of the constructor."""
-        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Objective)]
+        kinds = [kind for kind in type(self).__mro__ if issubclass(kind, Method)]
         parameters = [own for kind in kinds for own in inspect.signature(kind.__init__).parameters.values()]
         return {own.name: getattr(self, own.name) for own in parameters if own.kind is own.KEYWORD_ONLY}
 

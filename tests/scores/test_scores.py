@@ -11,12 +11,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spcp import SPCPLinear, detectors
+from spcp import SPCPLinear, scores
 from spcp.calibration import build_score
-from spcp.detectors import SCORES, Score, plain_head
-from spcp.detectors.knn import top_similarities
 from spcp.errors import InputError
 from spcp.features import Features
+from spcp.scores import SCORES, Score, plain_head
+from spcp.scores.knn import top_similarities
 
 from . import slow
 
@@ -238,9 +238,9 @@ def test_far_away_is_less_known() -> None:
 def test_mahalanobis_keeps_its_digits_far_from_the_origin() -> None:
     head = make_head(False)
     near, fit = make_data(head, N, 2), make_data(head, M, 1)
-    expected = detectors.Mahalanobis().fit(fit, head).scores(near, head)
+    expected = scores.Mahalanobis().fit(fit, head).scores(near, head)
     moved = [Features.of(own.h + 1000.0, own.z, own.y) for own in (near, fit)]
-    found = detectors.Mahalanobis().fit(moved[1], head).scores(moved[0], head)
+    found = scores.Mahalanobis().fit(moved[1], head).scores(moved[0], head)
     torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
 
 
@@ -257,7 +257,7 @@ def test_mahalanobis_of_features_that_do_not_fill_the_space(rows: int) -> None:
     inverse = np.linalg.pinv((whole - means[y]).T @ (whole - means[y]) / rows, rcond=1e-9)
     away = odd.double().numpy()[:, None] - means
     expected = -np.einsum("bkd,de,bke->bk", away, inverse, away).min(1)
-    found = detectors.Mahalanobis().fit(data, head).scores(Features.of(odd, torch.zeros(20, 3)), head)
+    found = scores.Mahalanobis().fit(data, head).scores(Features.of(odd, torch.zeros(20, 3)), head)
     np.testing.assert_allclose(found, expected, rtol=1e-3)
 
 
@@ -281,9 +281,9 @@ def test_odin() -> None:
             loss = [-(logits(own[None]) / T).log_softmax(1)[0, k] for own in (up, down)]
             moved[i, d] -= eps * torch.sign(loss[0] - loss[1])
     expected = (logits(moved) / T).softmax(1).amax(1)
-    torch.testing.assert_close(detectors.ODIN(T=T, eps=eps).score_inputs(logits, x), expected)
+    torch.testing.assert_close(scores.ODIN(T=T, eps=eps).score_inputs(logits, x), expected)
     image = torch.randn(2, 3, 4, 4)
-    score = detectors.ODIN(T=2.0, eps=0.1, std=(0.5, 1.0, 2.0))
+    score = scores.ODIN(T=2.0, eps=0.1, std=(0.5, 1.0, 2.0))
     found = score.score_inputs(lambda own: own.tanh().mean((2, 3)), image)
     assert found.shape == (2,)
     assert not found.requires_grad
@@ -305,9 +305,9 @@ def test_bad_names_and_options() -> None:
     with pytest.raises(InputError, match="ASH: kind = 'S' must be"):
         build_score("ash", kind="S").scores(make_data(head, 3, 1), head)
     with pytest.raises(InputError, match=r"ViM: dim = 24 leaves nothing of 24 features"):
-        detectors.ViM(dim=24).fit(make_data(head, M, 1), head)
+        scores.ViM(dim=24).fit(make_data(head, M, 1), head)
     with pytest.raises(InputError, match="have no label"):
-        detectors.Mahalanobis().fit(Features.of(torch.randn(9, D), torch.randn(9, K)), head)
+        scores.Mahalanobis().fit(Features.of(torch.randn(9, D), torch.randn(9, K)), head)
     with pytest.raises(InputError, match=r"they must be \(N, D\), \(N, K\) and \(N,\)"):
         Features.of(torch.randn(9, D), torch.randn(8, K))
 

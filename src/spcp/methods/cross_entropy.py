@@ -8,10 +8,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective
+from .base import Method
 
 
-class CrossEntropy(Objective):
+class CrossEntropy(Method):
     """`CE(z, y) + penalty * ||W||^2`, with z truncated if `rho_norm` > 0.
 
     Args:

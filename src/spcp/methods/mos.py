@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective
+from .base import Method
 
 Groups = Sequence[Sequence[int]]
 
@@ -48,7 +48,7 @@ def mos_class_scores(z: Tensor, groups: Groups) -> Tensor:
     return scores[:, classes.argsort()]
 
 
-class MOS(Objective):
+class MOS(Method):
     """`sum_g CE(z_g, y if it is in g else others)`; the classifier gets a column "others" for each group.
 
     Args:
@@ -65,7 +65,7 @@ class MOS(Objective):
         super().__init__(**options)
         self.groups: Groups = groups or []
 
-    def classes(self, network: Network) -> int:
+    def num_classes(self, network: Network) -> int:
         """Those in groups."""
         return sum(map(len, self.groups))
 
@@ -88,7 +88,7 @@ class MOS(Objective):
 
     def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features, logits with a column "others" for each group, and the class that is most probable in its group."""
-        h = network.features(x)
+        h = network.forward_features(x)
         z = network.classifier(h)
         return h, z, mos_class_scores(z, self.groups).argmax(1)
 

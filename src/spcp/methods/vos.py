@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective, full_precision
+from .base import Method, full_precision
 
 
 def weighted_energy(z: Tensor, w: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def uncertainty_loss(energy_id: Tensor, energy_ood: Tensor, logistic: nn.Linear)
     return F.binary_cross_entropy_with_logits(logistic(energy[:, None])[:, 0], target)
 
 
-class VOS(Objective):
+class VOS(Method):
     """`CE(z, y) + weight * BCE(logistic(E), known or drawn)`; the second term, on energies E, counts from `start` on.
 
     A queue of `samples` features for each class feeds the Gaussians. Gradients of the loss reach the network through
@@ -89,7 +89,7 @@ class VOS(Objective):
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss and logits."""
-        h = network.features(x)
+        h = network.forward_features(x)
         z = network.classifier(h)
         loss = F.cross_entropy(z, y)
         self._remember(h.detach(), y)

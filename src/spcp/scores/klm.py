@@ -23,12 +23,12 @@ class KLM(Score):
 
     def fit(self, data: Features, head: nn.Linear) -> Self:
         """Learn the mean predictions; classes that are never predicted have none."""
-        sums = torch.zeros(data.classes, data.classes, dtype=torch.float64)
-        counts = torch.zeros(data.classes, dtype=torch.float64)
+        sums = torch.zeros(data.num_classes, data.num_classes, dtype=torch.float64)
+        counts = torch.zeros(data.num_classes, dtype=torch.float64)
         for _, z, *_ in data.parts():
             predicted = z.argmax(1)
             sums.index_add_(0, predicted, z.double().softmax(1))
-            counts += torch.bincount(predicted, minlength=data.classes)
+            counts += torch.bincount(predicted, minlength=data.num_classes)
         q = (sums / counts.clamp(min=1)[:, None])[counts > 0]
         self.log_q = q.clamp(min=torch.finfo(torch.float32).tiny).log().float()
         return self.to(head.weight.device)

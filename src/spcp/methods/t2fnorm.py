@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective, normalised
+from .base import Method, normalised
 
 
 def t2fnorm_features(h: Tensor, tau: float, normalise: bool) -> Tensor:
@@ -16,7 +16,7 @@ def t2fnorm_features(h: Tensor, tau: float, normalise: bool) -> Tensor:
     return (normalised(h) if normalise else h) / tau
 
 
-class T2FNorm(Objective):
+class T2FNorm(Method):
     """`CE(W (h / ||h|| / tau) + b, y)`.
 
     What goes into the classifier is scaled on its way, so everything that uses the classifier agrees.
@@ -43,7 +43,7 @@ class T2FNorm(Objective):
 
     def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Features and logits of their own length, and the class of the normalised ones."""
-        h = network.features(x)
+        h = network.forward_features(x)
         return h, network.classifier(h), network.classifier(normalised(h)).argmax(1)
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:

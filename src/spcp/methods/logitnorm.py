@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective, full_precision
+from .base import Method, full_precision
 
 
 def logitnorm_loss(z: Tensor, y: Tensor, tau: float = 0.04) -> Tensor:
@@ -17,7 +17,7 @@ def logitnorm_loss(z: Tensor, y: Tensor, tau: float = 0.04) -> Tensor:
     return F.cross_entropy(z / (norm * tau), y)
 
 
-class LogitNorm(Objective):
+class LogitNorm(Method):
     """`CE(z / ((||z|| + 1e-7) tau), y)`; with `rho_norm` > 0 the norm is that of the truncated logits."""
 
     paper = "Mitigating Neural Network Overconfidence with Logit Normalization, ICML 2022"

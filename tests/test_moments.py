@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spcp.statistics import Moments, moments, percentile
+from spcp.moments import Moments, moments, percentile
 
 
 def rows(seed: int, n: int = 200, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:

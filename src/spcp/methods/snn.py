@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective
+from .base import Method
 
 CHUNK = 2**24  # contributions that are looked at together
 
@@ -33,7 +33,7 @@ class SNNLinear(nn.Linear):
         return snn_logits(input, self.weight, self.bias, self.s)
 
 
-class SNN(Objective):
+class SNN(Method):
     """`CE(z, y), z_k = sum of the s largest W[k,d] h[d] + b_k`; alike in training and at inference, s is `share` D."""
 
     paper = "How to Overcome Curse-of-Dimensionality for Out-of-Distribution Detection? (SNN), AAAI 2024"

@@ -6,20 +6,20 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from objectives import slow
+from methods import slow
 from torch import Tensor, nn
 
 from spcp import SPCPLinear
+from spcp.methods import CIDER, MOS, SNN, UMAP, VOS, CrossEntropy, LogitNorm, Method, T2FNorm
+from spcp.methods.base import normalised
+from spcp.methods.cider import compactness, dispersion, update_prototypes
+from spcp.methods.logitnorm import logitnorm_loss
+from spcp.methods.mos import mos_class_scores, mos_loss, mos_score
+from spcp.methods.snn import snn_logits
+from spcp.methods.t2fnorm import t2fnorm_features
+from spcp.methods.umap import top_share_mask, umap_loss
+from spcp.methods.vos import tied_gaussian, uncertainty_loss, virtual_outliers, weighted_energy
 from spcp.networks import Network, cnn, mlp
-from spcp.objectives import CIDER, MOS, SNN, UMAP, VOS, CrossEntropy, LogitNorm, Objective, T2FNorm
-from spcp.objectives.base import normalised
-from spcp.objectives.cider import compactness, dispersion, update_prototypes
-from spcp.objectives.logitnorm import logitnorm_loss
-from spcp.objectives.mos import mos_class_scores, mos_loss, mos_score
-from spcp.objectives.snn import snn_logits
-from spcp.objectives.t2fnorm import t2fnorm_features
-from spcp.objectives.umap import top_share_mask, umap_loss
-from spcp.objectives.vos import tied_gaussian, uncertainty_loss, virtual_outliers, weighted_energy
 
 B, D, K = 9, 16, 5
 
@@ -71,7 +71,7 @@ def test_cider(batch: dict[str, Tensor], momentum: float) -> None:
 def test_snn(batch: dict[str, Tensor], s: int, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = slow.snn_logits(*arrays(batch, "hWb"), s)
     close(snn_logits(batch["h"], batch["W"], batch["b"], s), expected)
-    monkeypatch.setattr("spcp.objectives.snn.CHUNK", 2 * K * D)
+    monkeypatch.setattr("spcp.methods.snn.CHUNK", 2 * K * D)
     close(snn_logits(batch["h"], batch["W"], batch["b"], s), expected)
 
 
@@ -124,7 +124,7 @@ def test_umap(batch: dict[str, Tensor]) -> None:
         close(umap_loss(batch["z"], batch["y"], eta), slow.umap_loss(*arrays(batch, "zy"), eta))
 
 
-METHODS: dict[str, Callable[[], Objective]] = {
+METHODS: dict[str, Callable[[], Method]] = {
     "plain": CrossEntropy,
     "spcp": lambda: CrossEntropy(rho_norm=0.5),
     "fixed threshold": lambda: CrossEntropy(rho_norm=0.5, beta=1.0, initial_threshold=0.2),
@@ -148,20 +148,18 @@ METHODS: dict[str, Callable[[], Objective]] = {
 def test_every_method_learns(name: str) -> None:
     """A few steps lower its loss, its gradient reaches all that it should train, and its state comes back."""
     torch.manual_seed(0)
-    objective, network = METHODS[name](), mlp(4, inputs=10, width=32)
+    method, network = METHODS[name](), mlp(4, inputs=10, width=32)
     centres = 2 * torch.randn(4, 10)
     y = torch.arange(64) % 4
     x = centres[y] + 0.5 * torch.randn(64, 10)
-    objective.prepare(network, total_steps=100)
-    objective.begin(network, [(x, y)])
-    trained = [p for p in (*network.parameters(), *objective.parameters()) if p.requires_grad]
+    method.prepare(network, total_steps=100)
+    method.begin(network, [(x, y)])
+    trained = [p for p in (*network.parameters(), *method.parameters()) if p.requires_grad]
     optimizer = torch.optim.SGD(trained, lr=0.02, momentum=0.9)
     losses = []
     for step in range(100):
-        views = (
-            x if objective.views == 1 else torch.cat([x + 0.1 * torch.randn_like(x) for _ in range(objective.views)])
-        )
-        loss, logits = objective(network, views, y, step / 100)
+        views = x if method.views == 1 else torch.cat([x + 0.1 * torch.randn_like(x) for _ in range(method.views)])
+        loss, logits = method(network, views, y, step / 100)
         assert logits.shape == (64, 4)
         optimizer.zero_grad()
         loss.backward()
@@ -180,17 +178,17 @@ def test_every_method_learns(name: str) -> None:
     again, other = METHODS[name](), mlp(4, inputs=10, width=32)
     again.prepare(other, total_steps=100)
     other.load_state_dict(network.state_dict())
-    again.load_state_dict(objective.state_dict())
+    again.load_state_dict(method.state_dict())
     if hasattr(again, "names"):
-        assert again.names == objective.names
+        assert again.names == method.names
     network.eval(), other.eval()
     assert torch.equal(network(x), other(x))
 
 
 def test_spcp_bounds_the_right_layer() -> None:
-    network, objective = mlp(4, inputs=10, width=32), CIDER(rho_norm=0.5)
-    objective.prepare(network, 10)
-    assert isinstance(objective.projection[-1], SPCPLinear)
+    network, method = mlp(4, inputs=10, width=32), CIDER(rho_norm=0.5)
+    method.prepare(network, 10)
+    assert isinstance(method.projection[-1], SPCPLinear)
     assert not isinstance(network.classifier, SPCPLinear)
     network = mlp(4, inputs=10, width=32)
     CrossEntropy(rho_norm=0.5, beta=1.0, initial_threshold=0.3).prepare(network, 10)
@@ -200,14 +198,14 @@ def test_spcp_bounds_the_right_layer() -> None:
 
 
 def test_vos_leaves_the_threshold_to_real_features() -> None:
-    network, objective = mlp(3, inputs=6, width=16), VOS(samples=4, draws=20, start=0.0, rho_norm=0.5)
-    objective.prepare(network, 100)
+    network, method = mlp(3, inputs=6, width=16), VOS(samples=4, draws=20, start=0.0, rho_norm=0.5)
+    method.prepare(network, 100)
     x, y = torch.randn(30, 6), torch.arange(30) % 3
-    objective(network, x, y, 0.0)
+    method(network, x, y, 0.0)
     head = network.classifier
     assert isinstance(head, SPCPLinear)
     assert head.updates.item() == 1
-    objective(network, x, y, 0.5)
+    method(network, x, y, 0.5)
     assert head.updates.item() == 2
     assert head.training
 
@@ -215,16 +213,16 @@ def test_vos_leaves_the_threshold_to_real_features() -> None:
 def test_umap_keeps_the_weights_and_finds_eta() -> None:
     network: Network = cnn(4, width=4)
     before = {name: value.clone() for name, value in network.state_dict().items()}
-    objective = UMAP()
-    objective.prepare(network, 10)
+    method = UMAP()
+    method.prepare(network, 10)
     x, y = torch.randn(16, 1, 28, 28), torch.arange(16) % 4
     network.eval()
-    objective.begin(network, [(x[:10], y[:10]), (x[10:], y[10:])])
-    assert objective.eta > 0
-    loss, _ = objective(network, x, y)
+    method.begin(network, [(x[:10], y[:10]), (x[10:], y[10:])])
+    assert method.eta > 0
+    loss, _ = method(network, x, y)
     loss.backward()
     assert all(torch.equal(value, before[name]) for name, value in network.state_dict().items())
-    assert all(scores.grad is not None and scores.grad.abs().sum() > 0 for scores in objective.scores)
+    assert all(scores.grad is not None and scores.grad.abs().sum() > 0 for scores in method.scores)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective, full_precision, normalised
+from .base import Method, full_precision, normalised
 
 
 def update_prototypes(prototypes: Tensor, u: Tensor, y: Tensor, momentum: float) -> Tensor:
@@ -42,7 +42,7 @@ def dispersion(prototypes: Tensor, tau: float = 0.1) -> Tensor:
     return (similar[others].view(count, count - 1).logsumexp(1) - math.log(count - 1)).mean()
 
 
-class CIDER(Objective):
+class CIDER(Method):
     """`weight * CE(u . p / tau, y) + mean_i log mean_{j != i} exp(p_i . p_j / tau)`; p are the classes' prototypes.
 
     u is a projection D - D - 128 of the features, of length 1; the classifier stays out of it, and the logits are the
@@ -79,13 +79,13 @@ class CIDER(Objective):
 
     def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Penultimate features, the similarities to the prototypes, and the class of the closest one."""
-        h = network.features(x)
+        h = network.forward_features(x)
         z = normalised(self.projection(h)) @ self.prototypes.t() / self.tau
         return h, z, z.argmax(1)
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
         """Loss of both views of a batch, and the similarities of the first to the prototypes."""
-        projected = self.projection(network.features(x))
+        projected = self.projection(network.forward_features(x))
         with full_precision(x):
             u = normalised(projected.float())
             labels = y.repeat(len(x) // len(y))

@@ -25,7 +25,7 @@ class SHE(Score):
         right, every = data.moments(correct=True), data.moments()
         means = every.mean.clone()
         means[right.count > 0] = right.mean[right.count > 0]
-        self.means = means[: data.classes].float().to(head.weight.device)
+        self.means = means[: data.num_classes].float().to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:

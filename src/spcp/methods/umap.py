@@ -12,7 +12,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Objective
+from .base import Method
 
 
 def top_share_mask(scores: Tensor, share: float) -> Tensor:
@@ -28,7 +28,7 @@ def umap_loss(z: Tensor, y: Tensor, eta: Tensor | float) -> Tensor:
     return (F.cross_entropy(z, y) - eta).abs() + eta
 
 
-class UMAP(Objective):
+class UMAP(Method):
     """`|CE(z, y) - eta| + eta`; z are the logits of a trained network under a mask.
 
     It learns a score for each weight, and leaves the weights; the largest `share` a layer is kept. The mask is hard;
