@@ -60,7 +60,7 @@ def test_fit_threshold() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(50, 4)
     with pytest.raises(ValueError, match="'2' is a plain Linear; call apply_spcp"):
         fit_threshold(model, [x])
-    apply_spcp(model, rho_norm=0.5, truncate="infer")
+    apply_spcp(model, rho_norm=0.5, stages="infer")
     found = fit_threshold(model, [x[:20], x[20:]])
     h = model[:2](x).detach().double().numpy()
     expected = reference.quantile(h, model[2].weight.detach().double().numpy(), 1 - 0.5 / 3).mean()

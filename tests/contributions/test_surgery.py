@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spcp import SPCPLinear, apply_spcp, find_classifier, remove_spcp
+from spcp import SPCPLinear, Truncation, apply_spcp, find_classifier, remove_spcp
 
 
 class Net(nn.Module):
@@ -49,7 +49,7 @@ def test_in_place_on_the_same_parameters() -> None:
     assert model[2] is before
     assert isinstance(model[2], SPCPLinear)
     assert model[2].weight is weight
-    assert model[2].total_steps == 100
+    assert model[2].truncation.total_steps == 100
     model(torch.rand(2, 4))
     assert seen == [1]
 
@@ -68,8 +68,8 @@ def test_the_optimizer_stays_bound() -> None:
 
 
 def test_all_options_arrive() -> None:
-    head = apply_spcp(mlp(), 0.5, 10, beta=0.7, initial_threshold=3.0, truncate="infer", subset=2)[2]
-    assert (head.rho_norm, head.total_steps, head.beta, head.truncate, head.subset) == (0.5, 10, 0.7, "infer", 2)
+    head = apply_spcp(mlp(), 0.5, total_steps=10, beta=0.7, initial_threshold=3.0, stages="infer", subset=2)[2]
+    assert head.truncation == Truncation(0.5, 0.7, 10, 3.0, "infer", 2)
     assert head.threshold.item() == 3.0
 
 

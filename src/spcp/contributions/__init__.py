@@ -2,6 +2,8 @@
 
 from .clip import clip_contributions as clip_contributions
 from .head import SPCPLinear as SPCPLinear
+from .head import effective_threshold as effective_threshold
+from .head import plain_head as plain_head
 from .patterns import Explanation as Explanation
 from .patterns import Pattern as Pattern
 from .patterns import Sparsity as Sparsity
@@ -16,3 +18,5 @@ from .quantile import threshold_estimate as threshold_estimate
 from .surgery import apply_spcp as apply_spcp
 from .surgery import find_classifier as find_classifier
 from .surgery import remove_spcp as remove_spcp
+from .truncation import Stages as Stages
+from .truncation import Truncation as Truncation

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,11 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .clip import clip_contributions
-from .quantile import RhoNorm, threshold_estimate
+from .quantile import threshold_estimate
+from .truncation import Truncation
 
-Truncate = Literal["both", "train", "infer", "neither"]
-
-HYPERPARAMETERS = ("rho_norm", "beta", "total_steps", "initial_threshold", "truncate", "subset")
 PAPER_BETA, PAPER_STEPS = 0.999, 39100  # CIFAR: 100 epochs of 391 steps
 FADED = 1e-6  # share of the initial threshold that no longer counts
 INITIAL_THRESHOLD = 1000.0
@@ -43,25 +43,14 @@ class SPCPLinear(nn.Linear):
     Args:
         in_features: D.
         out_features: K, the number of classes.
-        bias: as in `nn.Linear`; it is never clipped.
-        rho_norm: how much to cut, 0 to K; about `rho_norm * D` contributions of a sample exceed the threshold.
-            The paper's grid is 0.1 0.2 0.3 0.4 0.5 1 2 3 5. With 0 the layer is a plain `nn.Linear`. "auto" needs
-            no search: instead of `Top`, the threshold follows the mean of the positive contributions to the largest
-            logit, so that no weight may speak for a class louder than the average one that does.
-        beta: share of the old threshold kept at each step. By default it follows `total_steps`; 1 fixes the
-            threshold at `initial_threshold`.
-        total_steps: forward passes in training mode that the run will make (each micro-batch counts). By default
-            `beta = 0.999 ** (39100 / total_steps)`, which is the paper's 0.999 at the paper's length: with 0.999 in
-            a short run the initial threshold would never fade and nothing would ever be cut.
-        initial_threshold: where the threshold starts, high, as a warm-up.
-        truncate: the stages at which contributions are cut: "both", "train", "infer" or "neither". The threshold
-            is followed in each case.
-        subset: estimate on this many random samples of the batch instead of all.
+        bias: as in `nn.Linear`; it is never truncated.
+        truncation: how much to truncate and when, see `Truncation`. Assign `head.truncation` to change it later; the
+            threshold stays where it is.
         device: as in `nn.Linear`.
         dtype: as in `nn.Linear`. The threshold itself is float32 at least.
 
     Example:
-        >>> head = SPCPLinear(512, 10, rho_norm=3.0, total_steps=5000)
+        >>> head = SPCPLinear(512, 10, truncation=Truncation(rho_norm=3.0, total_steps=5000))
         >>> logits = head(torch.rand(128, 512))  # training mode: updates head.threshold, then cuts
         >>> logits = head.eval()(torch.rand(128, 512))  # cuts at the threshold as it is
     """
@@ -69,12 +58,6 @@ class SPCPLinear(nn.Linear):
     threshold: Tensor
     updates: Tensor  # steps that moved the threshold
     nonfinite: Tensor  # whether a step did not, because its features or the weights were not finite
-    rho_norm: RhoNorm
-    beta: float
-    total_steps: int | None
-    initial_threshold: float
-    truncate: Truncate
-    subset: int | None
 
     def __init__(
         self,
@@ -82,65 +65,69 @@ class SPCPLinear(nn.Linear):
         out_features: int,
         bias: bool = True,
         *,
-        rho_norm: RhoNorm,
-        beta: float | None = None,
-        total_steps: int | None = None,
-        initial_threshold: float = INITIAL_THRESHOLD,
-        truncate: Truncate = "both",
-        subset: int | None = None,
+        truncation: Truncation,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._set_up(
-            rho_norm=rho_norm,
-            beta=beta,
-            total_steps=total_steps,
-            initial_threshold=initial_threshold,
-            truncate=truncate,
-            subset=subset,
-        )
+        self._set_up(truncation)
 
     @classmethod
-    def convert_(cls, linear: nn.Linear, **options: Any) -> SPCPLinear:
+    def convert_(cls, linear: nn.Linear, truncation: Truncation) -> SPCPLinear:
         """Turn an `nn.Linear` into an SPCP head in place: the same object, with the same parameters and hooks."""
         if not _behaves_as_linear(linear):
             raise TypeError(
                 f"{type(linear).__name__} does more than an nn.Linear, so it cannot become an SPCP head; end the model "
                 f"in an nn.Linear."
             )
-        check_hyperparameters(linear.out_features, **options)
+        truncation.check(linear.out_features)
         plain_class = type(linear)
         linear.__class__ = cls
         assert isinstance(linear, cls)
-        linear._set_up(**options)
+        linear._set_up(truncation)
         linear._plain_class = plain_class
         return linear
 
     def revert_(self) -> nn.Linear:
         """Turn this head into the plain layer it would be without SPCP, in place."""
         plain_class = self._plain_class
-        for name in ("threshold", "updates", "nonfinite", *HYPERPARAMETERS, "_unchecked", "_said", "_plain_class"):
+        for name in ("threshold", "updates", "nonfinite", "_truncation", "_unchecked", "_warned", "_plain_class"):
             delattr(self, name)
         self.__class__ = plain_class  # type: ignore[assignment]
         return self
 
-    def _set_up(self, **options: Any) -> None:
-        check_hyperparameters(self.out_features, **options)
-        if options["beta"] is None:
-            steps = options["total_steps"] or PAPER_STEPS
-            options["beta"] = PAPER_BETA ** (PAPER_STEPS / steps)
-        for name in ("rho_norm", "beta", "initial_threshold"):
-            if options[name] != "auto":
-                options[name] = float(options[name])  # from numpy's and torch's scalars too
-        self.__dict__.update(options)
+    def _set_up(self, truncation: Truncation) -> None:
+        self.truncation = truncation
         device, dtype = self.weight.device, torch.promote_types(self.weight.dtype, torch.float32)
         self.register_buffer("threshold", torch.tensor(self.initial_threshold, device=device, dtype=dtype))
         self.register_buffer("updates", torch.tensor(0, device=device))
         self.register_buffer("nonfinite", torch.tensor(False, device=device), persistent=False)
         self._plain_class: type[nn.Linear] = nn.Linear  # what to revert to
         self._unchecked = 0  # steps since the last look at the buffers
-        self._said: set[str] = set()  # subjects of the warnings given
+        self._warned: set[str] = set()  # subjects of the warnings given
+
+    @property
+    def truncation(self) -> Truncation:
+        """The hyperparameters."""
+        return self._truncation
+
+    @truncation.setter
+    def truncation(self, truncation: Truncation) -> None:
+        truncation.check(self.out_features)
+        self._truncation = truncation
+
+    @property
+    def beta(self) -> float:
+        """The share of the old threshold kept at each step: as given, or from the length of the run."""
+        if self.truncation.beta is not None:
+            return self.truncation.beta
+        return float(PAPER_BETA ** (PAPER_STEPS / (self.truncation.total_steps or PAPER_STEPS)))
+
+    @property
+    def initial_threshold(self) -> float:
+        """Where the threshold starts: as given, or at 1000."""
+        initial = self.truncation.initial_threshold
+        return INITIAL_THRESHOLD if initial is None else initial
 
     def forward(self, input: Tensor) -> Tensor:
         """Logits, (..., K), for features (..., D)."""
@@ -149,8 +136,8 @@ class SPCPLinear(nn.Linear):
             if not _is_recomputing():
                 self._follow(h)
         if not self.training and not torch.compiler.is_compiling():
-            self._say_if_never_trained()
-        if self.rho_norm == 0 or self.truncate not in ("both", "train" if self.training else "infer"):
+            self._warn_if_never_trained()
+        if not self.truncation.applies(training=self.training):
             return F.linear(input, self.weight, self.bias)
         # The copy is what the backward pass will see, whatever further steps do to the threshold before it.
         threshold = self.threshold.clone() if torch.is_grad_enabled() else self.threshold
@@ -159,7 +146,7 @@ class SPCPLinear(nn.Linear):
     @property
     def is_adaptive(self) -> bool:
         """Whether training moves the threshold."""
-        return self.rho_norm != 0 and self.beta < 1
+        return self.truncation.rho_norm != 0 and self.beta < 1
 
     @property
     def initial_share(self) -> float:
@@ -177,13 +164,14 @@ class SPCPLinear(nn.Linear):
 
     def _subset_of(self, h: Tensor) -> Tensor:
         h = h.reshape(-1, h.shape[-1])  # (B, D)
-        if self.subset is None or self.subset >= h.shape[0]:
+        subset = self.truncation.subset
+        if subset is None or subset >= h.shape[0]:
             return h
-        return h[torch.randperm(h.shape[0], device=h.device)[: self.subset]]
+        return h[torch.randperm(h.shape[0], device=h.device)[:subset]]
 
     def estimate(self, h: Tensor) -> Tensor:
         """Where to cut each sample, (B,), of features (B, D): what the threshold is the moving average of."""
-        return threshold_estimate(h, self.weight, self.bias, self.rho_norm)
+        return threshold_estimate(h, self.weight, self.bias, self.truncation.rho_norm)
 
     def _follow(self, h: Tensor) -> None:
         """Move the threshold towards the mean, over the global batch, of the samples' quantiles."""
@@ -231,28 +219,28 @@ class SPCPLinear(nn.Linear):
         faded = share < FADED and math.isfinite(threshold)
         if threshold <= 0 or (faded and threshold <= 1.01 * share * self.initial_threshold):
             cure = f"rho_norm = {self._rho_text} is large for {self.out_features} classes; a smaller one cuts less."
-            if self.rho_norm == "auto":
+            if self.truncation.rho_norm == "auto":
                 cure = "No feature speaks for the predicted class either; look at the features."
-            self._say_once(
+            self._warn_once(
                 "not positive",
                 f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. {cure}",
             )
 
-    def _say_if_never_trained(self) -> None:
-        """Look once: a head on a network that was never trained with it cuts nothing."""
-        if "looked" in self._said or self.truncate not in ("both", "infer") or not self.is_adaptive:
+    def _warn_if_never_trained(self) -> None:
+        """Look once: a head on a network that was never trained with it truncates nothing."""
+        if "never trained" in self._warned or not self.is_adaptive or effective_threshold(self) is None:
             return
-        self._said.add("looked")
         if self.threshold.item() == INITIAL_THRESHOLD and self.updates.item() == 0:
-            self._say_once(
+            self._warn_once(
                 "never trained",
-                f"The SPCP threshold is still its initial {INITIAL_THRESHOLD:g}, so nothing is cut: train with the "
-                f"head, load a checkpoint of one, or set it with fit_threshold(model, data).",
+                f"The SPCP threshold is still its initial {INITIAL_THRESHOLD:g}, so nothing is truncated: train with "
+                f"the head, load a checkpoint of one, or set it with fit_threshold(model, data).",
             )
+        self._warned.add("never trained")  # to look again would wait for a GPU again
 
-    def _say_once(self, subject: str, warning: str) -> None:
-        if subject not in self._said:
-            self._said.add(subject)
+    def _warn_once(self, subject: str, warning: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
             warnings.warn(warning, stacklevel=2)
 
     def train(self, mode: bool = True) -> SPCPLinear:
@@ -261,9 +249,10 @@ class SPCPLinear(nn.Linear):
         super().train(mode)
         if trained and self.is_adaptive and not self.threshold.is_meta:
             self._check()
-            over = self.total_steps is None or self.updates.item() >= 0.9 * self.total_steps  # some stop early
+            steps = self.truncation.total_steps
+            over = steps is None or self.updates.item() >= 0.9 * steps  # some stop early
             if over and self.is_warming_up:
-                self._say_once(
+                self._warn_once(
                     "warming up",
                     f"The SPCP threshold is still {self.threshold.item():.3g} after {self.updates.item()} steps, "
                     f"mostly its initial {self.initial_threshold:g}: if training ends here, SPCP did nothing. Pass "
@@ -281,14 +270,11 @@ class SPCPLinear(nn.Linear):
 
     def get_extra_state(self) -> Tensor:
         """The hyperparameters as JSON in a tensor of bytes, which every checkpoint format can hold."""
-        text = json.dumps({name: getattr(self, name) for name in HYPERPARAMETERS})
-        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+        return torch.tensor(list(json.dumps(asdict(self.truncation)).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
         """Take over the hyperparameters of a checkpoint."""
-        options = json.loads(bytes(state.tolist()))
-        check_hyperparameters(self.out_features, **options)
-        self.__dict__.update(options)
+        self.truncation = Truncation(**json.loads(bytes(state.tolist())))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
@@ -312,48 +298,29 @@ class SPCPLinear(nn.Linear):
 
     @property
     def _rho_text(self) -> str:
-        return self.rho_norm if self.rho_norm == "auto" else f"{self.rho_norm:g}"
+        return str(self.truncation.rho_norm).removesuffix(".0")
 
     def extra_repr(self) -> str:
-        """As in `nn.Linear`, with the hyperparameters."""
-        options = f"rho_norm={self._rho_text}, beta={self.beta:.6g}, truncate={self.truncate!r}"
-        return f"{super().extra_repr()}, {options}" + (f", subset={self.subset}" if self.subset else "")
+        """Describe the layer as `nn.Linear` does, with the hyperparameters."""
+        subset = f", subset={self.truncation.subset}" if self.truncation.subset else ""
+        options = f"rho_norm={self._rho_text}, beta={self.beta:.6g}, stages={self.truncation.stages!r}"
+        return f"{super().extra_repr()}, {options}{subset}"
 
 
-def check_hyperparameters(
-    K: int,
-    *,
-    rho_norm: RhoNorm,
-    beta: float | None,
-    total_steps: int | None,
-    initial_threshold: float,
-    truncate: str,
-    subset: int | None,
-) -> None:
-    """Raise an error that names the first one that is of the wrong type or out of range."""
-    for name, value in (("rho_norm", rho_norm), ("beta", beta), ("initial_threshold", initial_threshold)):
-        if name == "rho_norm" and value == "auto":
-            continue
-        if not (hasattr(value, "__float__") or (name == "beta" and value is None)):
-            raise TypeError(f"{name} is {value!r}; it must be a number.")
-    for name, count in (("total_steps", total_steps), ("subset", subset)):
-        if not (count is None or isinstance(count, int)):
-            raise TypeError(f"{name} is {count!r}; it must be a whole number.")
-    if rho_norm != "auto" and not 0 <= rho_norm <= K:
-        raise ValueError(
-            f"rho_norm is {rho_norm}; it must lie between 0 and {K}, the number of classes (0.1 to 5 is usual), or "
-            "'auto'."
-        )
-    if beta is not None and not 0 <= beta <= 1:
-        raise ValueError(f"beta is {beta}; it must lie between 0 and 1.")
-    if total_steps is not None and total_steps < 1:
-        raise ValueError(f"total_steps is {total_steps}; it must be at least 1.")
-    if math.isnan(initial_threshold):
-        raise ValueError("initial_threshold is NaN; it must be a number.")
-    if truncate not in ("both", "train", "infer", "neither"):
-        raise ValueError(f"truncate is {truncate!r}; it must be 'both', 'train', 'infer' or 'neither'.")
-    if subset is not None and subset < 1:
-        raise ValueError(f"subset is {subset}; it must be at least 1 sample.")
+def effective_threshold(head: nn.Module) -> Tensor | None:
+    """Return the threshold at which a layer truncates contributions at inference, or None where it does not."""
+    if isinstance(head, SPCPLinear) and head.truncation.applies(training=False):
+        return head.threshold
+    return None
+
+
+def plain_head(head: nn.Linear) -> nn.Linear:
+    """Return the head without truncation, with the same parameters; a head that does not truncate, as it is."""
+    if not isinstance(head, SPCPLinear) or effective_threshold(head) is None:
+        return head
+    plain = copy.copy(head)
+    plain.truncation = replace(head.truncation, stages="neither")
+    return plain
 
 
 def _behaves_as_linear(module: nn.Linear) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .eager import CHUNK
-from .head import SPCPLinear
+from .head import SPCPLinear, effective_threshold
 from .surgery import find_classifier
 
 
@@ -159,14 +159,14 @@ def fit_threshold(model: nn.Module, data: Iterable[Any]) -> float:
     did not learn to live with it costs accuracy and may hurt detection; compare with the plain one on validation data.
 
     Args:
-        model: a classifier with an SPCP head (`apply_spcp(model, rho_norm, truncate="infer")`); it is run in evaluation
+        model: a classifier with an SPCP head (`apply_spcp(model, rho_norm, stages="infer")`); it is run in evaluation
             mode and put back.
         data: batches of training inputs, as for `contribution_pattern`.
     """
     name, head = find_classifier(model)
     if not isinstance(head, SPCPLinear):
         raise ValueError(f"{name!r} is a plain {type(head).__name__}; call apply_spcp(model, rho_norm=...) first.")
-    head._said.add("looked")  # there is no need to be told what this function is about to mend
+    head._warned.add("never trained")  # this function is what the warning asks for
     total, samples = 0.0, 0
     for h in features_of(model, data, head):
         total += head.estimate(h).double().sum().item()
@@ -223,7 +223,5 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def _threshold(head: nn.Linear) -> float:
-    """The bound at inference."""
-    if isinstance(head, SPCPLinear) and head.rho_norm != 0 and head.truncate in ("both", "infer"):
-        return head.threshold.item()
-    return float("inf")
+    threshold = effective_threshold(head)
+    return float("inf") if threshold is None else threshold.item()

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 
-from .head import INITIAL_THRESHOLD, SPCPLinear, Truncate
+from .head import SPCPLinear
 from .quantile import RhoNorm
+from .truncation import Truncation
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -19,14 +20,11 @@ USUAL_NAMES = ("fc", "classifier", "head", "heads", "score")
 def apply_spcp(
     model: Model,
     rho_norm: RhoNorm,
+    *,
     total_steps: int | None = None,
     classifier: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    *,
-    beta: float | None = None,
-    initial_threshold: float = INITIAL_THRESHOLD,
-    truncate: Truncate = "both",
-    subset: int | None = None,
+    **options: Any,
 ) -> Model:
     """Turn the last layer of a classifier into an SPCP head, in place.
 
@@ -34,15 +32,12 @@ def apply_spcp(
     bound to it.
 
     Args:
-        model: any model whose logits come out of an `nn.Linear`: one's own, timm's, torchvision's, Hugging Face's.
-        rho_norm: how much to cut, see `SPCPLinear`.
-        total_steps: training steps of the run, from which the pace of the threshold follows, see `SPCPLinear`.
-        classifier: the dotted name of the layer, where it cannot be found.
+        model: any model whose logits come out of an `nn.Linear`: yours, timm's, torchvision's, Hugging Face's.
+        rho_norm: how much to truncate, see `Truncation`.
+        total_steps: training steps of the run, from which the pace of the threshold follows, see `Truncation`.
+        classifier: the dotted name of the layer, where the search for it fails.
         optimizer: checked to hold the head's parameters: one that does not would train without the head.
-        beta: see `SPCPLinear`, as the rest.
-        initial_threshold: see `SPCPLinear`.
-        truncate: see `SPCPLinear`.
-        subset: see `SPCPLinear`.
+        options: the other fields of `Truncation`: `beta`, `initial_threshold`, `stages`, `subset`.
 
     Returns:
         The model itself.
@@ -50,7 +45,7 @@ def apply_spcp(
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         >>> apply_spcp(model, rho_norm=1.0, total_steps=1000)[-1]
-        SPCPLinear(in_features=32, out_features=10, bias=True, rho_norm=1, beta=0.961636, truncate='both')
+        SPCPLinear(in_features=32, out_features=10, bias=True, rho_norm=1, beta=0.961636, stages='both')
     """
     name, linear = find_classifier(model, classifier)
     if isinstance(linear, SPCPLinear):
@@ -61,15 +56,7 @@ def apply_spcp(
             raise ValueError(
                 f"The optimizer does not hold the parameters of {name!r}; build it from this model's parameters."
             )
-    SPCPLinear.convert_(
-        linear,
-        rho_norm=rho_norm,
-        beta=beta,
-        total_steps=total_steps,
-        initial_threshold=initial_threshold,
-        truncate=truncate,
-        subset=subset,
-    )
+    SPCPLinear.convert_(linear, Truncation(rho_norm=rho_norm, total_steps=total_steps, **options))
     return model
 
 
