@@ -36,7 +36,7 @@ def test_is_a_linear_layer() -> None:
     assert "rho_norm=1" in repr(head)
 
 
-def test_estimates_then_moves_the_threshold_then_cuts() -> None:
+def test_estimates_then_moves_the_threshold_then_truncates() -> None:
     head, expected = make_head(), 2.0
     for _ in range(5):
         h = features()
@@ -47,7 +47,7 @@ def test_estimates_then_moves_the_threshold_then_cuts() -> None:
     assert head.updates.item() == 5
 
 
-def test_evaluation_leaves_the_threshold_and_cuts() -> None:
+def test_evaluation_leaves_the_threshold_and_truncates() -> None:
     head = make_head()
     head(features())
     head.eval()
@@ -62,12 +62,12 @@ def test_evaluation_leaves_the_threshold_and_cuts() -> None:
 )
 def test_stages(stages: str, training: bool, evaluation: bool) -> None:
     head = make_head(stages=stages, initial_threshold=0.05)
-    for mode, cuts in ((True, training), (False, evaluation)):
+    for mode, truncates in ((True, training), (False, evaluation)):
         h = features()
         z = head.train(mode)(h)
         plain = nn.functional.linear(h, head.weight, head.bias)
-        assert torch.equal(z, plain) != cuts
-        assert head.updates.item() == 1  # followed whether it is used or not, in training only
+        assert torch.equal(z, plain) != truncates
+        assert head.updates.item() == 1  # updated whether it is used or not, in training only
 
 
 def test_the_effective_threshold_and_the_plain_head() -> None:
@@ -169,8 +169,8 @@ def test_bad_features_raise_and_leave_the_threshold() -> None:
     assert head.updates.item() == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
-def test_where_each_step_cannot_be_looked_at_bad_features_are_found_later() -> None:
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+def test_bad_features_are_reported_later_where_each_step_cannot_be_looked_at() -> None:
     """On a GPU, and in a compiled step, which is what can be tested everywhere."""
     head = make_head()
     step = torch.compile(head, fullgraph=True, backend="aot_eager")
@@ -185,19 +185,19 @@ def test_where_each_step_cannot_be_looked_at_bad_features_are_found_later() -> N
         head.eval()
 
 
-def test_says_once_that_truncation_never_switched_on() -> None:
+def test_warns_once_that_truncation_never_switched_on() -> None:
     head = make_head(beta=0.999, initial_threshold=1000.0, total_steps=4)
     for _ in range(3):
         head(features())
     assert head.is_warming_up
-    head.eval()  # a validation in the middle of the run: nothing to say yet
+    head.eval()  # a validation in the middle of the run: nothing to warn of yet
     head.train()(features())
     with pytest.warns(UserWarning, match="SPCP did nothing"):
         head.eval()
     head.train().eval()
 
 
-def test_says_so_when_the_run_ends_a_little_early_or_the_threshold_is_infinite() -> None:
+def test_warns_when_the_run_ends_a_little_early_or_the_threshold_is_infinite() -> None:
     for options in ({"beta": 0.999, "initial_threshold": 1000.0}, {"initial_threshold": math.inf}):
         head = make_head(total_steps=10, **options)
         for _ in range(9):
@@ -206,14 +206,14 @@ def test_says_so_when_the_run_ends_a_little_early_or_the_threshold_is_infinite()
             head.eval()
 
 
-def test_says_once_that_it_was_never_trained() -> None:
+def test_warns_once_that_it_was_never_trained() -> None:
     head = SPCPLinear(12, 6, truncation=Truncation(1.0)).eval()
     with pytest.warns(UserWarning, match=r"nothing is truncated: .* fit_threshold"):
         head(features())
     head(features())
 
 
-def test_says_nothing_when_it_did() -> None:
+def test_does_not_warn_when_it_was() -> None:
     head = make_head(beta=None, total_steps=50, initial_threshold=1000.0)
     for _ in range(50):
         head(features())
@@ -221,7 +221,7 @@ def test_says_nothing_when_it_did() -> None:
     head.eval()
 
 
-def test_says_once_that_the_threshold_is_not_positive() -> None:
+def test_warns_once_that_the_threshold_is_not_positive() -> None:
     head = make_head(rho_norm=5, initial_threshold=0.0)
     with pytest.warns(UserWarning, match="rho_norm = 5 is large for 6 classes"):
         head(features())
@@ -359,7 +359,7 @@ def train_steps(head: nn.Module, batches: list[Tensor]) -> list[Tensor]:
     return outputs
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
 def test_torch_compile() -> None:
     head = make_head()
     compiled = torch.compile(copy.deepcopy(head), fullgraph=True, backend="aot_eager")
@@ -390,7 +390,7 @@ def test_an_exported_head_with_many_classes_works_in_parts() -> None:
 
 
 def test_gradient_accumulation() -> None:
-    """Two forward passes before their backward passes: each cuts, forward and backward, at its own threshold."""
+    """Two forward passes before their backward passes: each keeps the threshold of its time."""
     head, (h1, h2) = make_head(beta=0.5, initial_threshold=1.0), (features(), 5 * features())
     z1 = head(h1)
     first = head.threshold.item()

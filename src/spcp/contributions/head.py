@@ -1,4 +1,4 @@
-"""The SPCP head: a linear classifier that bounds its contributions by a threshold it learns while training."""
+"""The SPCP head: a linear classifier that truncates its contributions at a threshold it learns in training."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from .quantile import threshold_estimate
 from .truncation import Truncation
 
 PAPER_BETA, PAPER_STEPS = 0.999, 39100  # CIFAR: 100 epochs of 391 steps
-FADED = 1e-6  # share of the initial threshold that no longer counts
+_FADED = 1e-6  # share of the initial threshold that no longer counts
 INITIAL_THRESHOLD = 1000.0
-CHECK_EVERY = 100  # training steps between two looks at a GPU's threshold: each look waits for the GPU
+_CHECK_EVERY = 100  # training steps between two looks at a GPU's threshold: each look waits for the GPU
 
 
 class SPCPLinear(nn.Linear):
-    """`nn.Linear` with contributions bounded from above, at training and at inference.
+    """An `nn.Linear` whose contributions are truncated, in training and at inference.
 
         z_k = sum_d min(W[k,d] * h[d], threshold) + b_k
-        threshold <- beta * threshold + (1 - beta) * mean_b Top(rho, W * h_b)     (each training step, before the clip)
+        threshold <- beta * threshold + (1 - beta) * mean_b Top(rho, W * h_b)     (each training step, first)
 
     where `Top(rho, .)` is the value at which the top `rho = 100 * rho_norm / K` percent of a sample's K*D
     contributions start. Outside training mode the threshold stands still. Under data parallelism the mean is that
@@ -37,7 +37,7 @@ class SPCPLinear(nn.Linear):
     processes must train with the head in step. Under activation checkpointing, each forward pass must be followed by
     its backward pass before the next: it is recomputed with the threshold as it then is.
 
-    The state dict holds the threshold and the hyperparameters, so a checkpoint says how it was trained; that of an
+    The state dict holds the threshold and the hyperparameters, so a checkpoint records how it was trained; that of an
     `nn.Linear` loads as well, and leaves both as they are.
 
     Args:
@@ -51,8 +51,8 @@ class SPCPLinear(nn.Linear):
 
     Example:
         >>> head = SPCPLinear(512, 10, truncation=Truncation(rho_norm=3.0, total_steps=5000))
-        >>> logits = head(torch.rand(128, 512))  # training mode: updates head.threshold, then cuts
-        >>> logits = head.eval()(torch.rand(128, 512))  # cuts at the threshold as it is
+        >>> logits = head(torch.rand(128, 512))  # training mode: updates head.threshold, then truncates
+        >>> logits = head.eval()(torch.rand(128, 512))  # truncates at the threshold as it is
     """
 
     threshold: Tensor
@@ -130,11 +130,11 @@ class SPCPLinear(nn.Linear):
         return INITIAL_THRESHOLD if initial is None else initial
 
     def forward(self, input: Tensor) -> Tensor:
-        """Logits, (..., K), for features (..., D)."""
+        """Return the logits, (..., K), of features (..., D); in training mode, update the threshold first."""
         if self.training and self.is_adaptive:
-            h = self._subset_of(input.detach())  # drawn when recomputing too, or dropout would draw other numbers
+            h = self._samples(input.detach())  # drawn when recomputing too, or dropout would draw other numbers
             if not _is_recomputing():
-                self._follow(h)
+                self._update(h)
         if not self.training and not torch.compiler.is_compiling():
             self._warn_if_never_trained()
         if not self.truncation.applies(training=self.training):
@@ -150,19 +150,20 @@ class SPCPLinear(nn.Linear):
 
     @property
     def initial_share(self) -> float:
-        """How much of the initial threshold is still in the present one: `beta ** updates`."""
+        """The share of the initial threshold that is left in the present one: `beta ** updates`."""
         return float(self.beta ** self.updates.item())
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether more of the threshold is left of its initial value than was learned: then next to nothing is cut."""
+        """Whether the initial value makes up more of the threshold than was learned: then little is truncated."""
         share = self.initial_share
         residual = share * self.initial_threshold
         if math.isinf(residual):
             return share < 1
-        return FADED < share < 1 and residual > (self.threshold.item() - residual) / (1 - share)
+        return _FADED < share < 1 and residual > (self.threshold.item() - residual) / (1 - share)
 
-    def _subset_of(self, h: Tensor) -> Tensor:
+    def _samples(self, h: Tensor) -> Tensor:
+        """Return the samples to estimate the threshold on: all, or a random subset."""
         h = h.reshape(-1, h.shape[-1])  # (B, D)
         subset = self.truncation.subset
         if subset is None or subset >= h.shape[0]:
@@ -170,11 +171,11 @@ class SPCPLinear(nn.Linear):
         return h[torch.randperm(h.shape[0], device=h.device)[:subset]]
 
     def estimate(self, h: Tensor) -> Tensor:
-        """Where to cut each sample, (B,), of features (B, D): what the threshold is the moving average of."""
+        """Estimate the threshold from each sample, (B,), of features (B, D); their moving average is the threshold."""
         return threshold_estimate(h, self.weight, self.bias, self.truncation.rho_norm)
 
-    def _follow(self, h: Tensor) -> None:
-        """Move the threshold towards the mean, over the global batch, of the samples' quantiles."""
+    def _update(self, h: Tensor) -> None:
+        """Move the threshold towards the mean, over the global batch, of the samples' estimates."""
         estimates = self.estimate(h)  # (B,)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             total = torch.stack([estimates.sum(), estimates.new_full((), h.shape[0])])  # sum and count
@@ -186,8 +187,8 @@ class SPCPLinear(nn.Linear):
             estimate = estimates.mean()
         if self.bias is not None:
             estimate = estimate + 0 * self.bias.detach().sum()  # NaN if the logits are going to be
-        # What is not finite never enters. On a CPU that is said at once; elsewhere it is noted, since to ask a GPU
-        # is to wait for it, and said at the next look.
+        # What is not finite never enters. A CPU raises an error at once. Elsewhere the step is noted and the error
+        # raised at the next look, since to ask a GPU is to wait for it.
         if h.device.type != "cpu" or torch.compiler.is_compiling():
             finite = estimate.isfinite()
             self.nonfinite.logical_or_(~finite)
@@ -201,29 +202,29 @@ class SPCPLinear(nn.Linear):
             self.nonfinite.fill_(True)
         if not torch.compiler.is_compiling():
             self._unchecked += 1
-            if h.device.type == "cpu" or self._unchecked >= CHECK_EVERY:
+            if h.device.type == "cpu" or self._unchecked >= _CHECK_EVERY:
                 self._check()
 
     def _check(self) -> None:
-        """Look at the buffers (which waits for a GPU) and speak up."""
+        """Look at the buffers (which waits for a GPU); raise an error or warn if something went wrong."""
         self._unchecked = 0
         threshold = self.threshold.item()
         if self.nonfinite.item():
             self.nonfinite.fill_(False)
             raise ValueError(
-                f"SPCPLinear met features or weights that are not finite while training; its threshold was left at "
-                f"{threshold:.6g}. Look for NaN in the input, or lower the learning rate."
+                f"Features or weights of the SPCP head are not finite; its threshold was left at {threshold:.6g}. "
+                f"Look for NaN in the input, or lower the learning rate."
             )
         share = self.initial_share
         # Zero or less, or above it only by what is left of the initial threshold (and a hundredth, for rounding).
-        faded = share < FADED and math.isfinite(threshold)
+        faded = share < _FADED and math.isfinite(threshold)
         if threshold <= 0 or (faded and threshold <= 1.01 * share * self.initial_threshold):
-            cure = f"rho_norm = {self._rho_text} is large for {self.out_features} classes; a smaller one cuts less."
+            cure = f"rho_norm = {self._rho_text} is large for {self.out_features} classes; choose a smaller one."
             if self.truncation.rho_norm == "auto":
-                cure = "No feature speaks for the predicted class either; look at the features."
+                cure = "The predicted class has no positive contributions either; look at the features."
             self._warn_once(
                 "not positive",
-                f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. {cure}",
+                f"The SPCP threshold is {threshold:.3g}, so no contribution is positive any more. {cure}",
             )
 
     def _warn_if_never_trained(self) -> None:
@@ -244,7 +245,7 @@ class SPCPLinear(nn.Linear):
             warnings.warn(warning, stacklevel=2)
 
     def train(self, mode: bool = True) -> SPCPLinear:
-        """As in `nn.Module`; when training gives way to evaluation, say what went wrong with the threshold."""
+        """Set the mode as `nn.Module` does; when training gives way to evaluation, check the threshold."""
         trained = self.training and not mode
         super().train(mode)
         if trained and self.is_adaptive and not self.threshold.is_meta:
@@ -261,7 +262,7 @@ class SPCPLinear(nn.Linear):
         return self
 
     def reset_parameters(self) -> None:
-        """As in `nn.Linear`; the threshold too starts anew."""
+        """Draw the parameters as `nn.Linear` does; the threshold starts again, too."""
         super().reset_parameters()
         if "threshold" in self._buffers:  # not yet while nn.Linear constructs itself
             self.threshold.fill_(self.initial_threshold)
@@ -269,23 +270,23 @@ class SPCPLinear(nn.Linear):
             self.nonfinite.zero_()
 
     def get_extra_state(self) -> Tensor:
-        """The hyperparameters as JSON in a tensor of bytes, which every checkpoint format can hold."""
+        """Return the hyperparameters as JSON in a tensor of bytes, which every checkpoint format can hold."""
         return torch.tensor(list(json.dumps(asdict(self.truncation)).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over the hyperparameters of a checkpoint."""
+        """Take the hyperparameters of a checkpoint."""
         self.truncation = Truncation(**json.loads(bytes(state.tolist())))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        own = [prefix + name for name in ("threshold", "updates", "_extra_state")]
+        ours = [prefix + name for name in ("threshold", "updates", "_extra_state")]
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
         self.threshold = self.threshold.to(torch.promote_types(self.threshold.dtype, torch.float32))
-        plain = not any(key in state_dict for key in own)  # the checkpoint of an nn.Linear lacks all three
-        missing_keys += [key for key in missing if not (plain and key in own)]
+        plain = not any(key in state_dict for key in ours)  # the checkpoint of an nn.Linear lacks all three
+        missing_keys += [key for key in missing if not (plain and key in ours)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SPCPLinear:
         """Keep the threshold in float32 at least: a moving average in half precision stands still."""
@@ -324,11 +325,11 @@ def plain_head(head: nn.Linear) -> nn.Linear:
 
 
 def _behaves_as_linear(module: nn.Linear) -> bool:
-    """Whether a layer is an `nn.Linear`, or a subclass that computes the same (timm has one)."""
+    """Return whether a layer is an `nn.Linear`, or a subclass that computes the same (timm has one)."""
     if type(module) is nn.Linear:
         return True
-    own = {name for name, _ in (*module.named_parameters(), *module.named_buffers(), *module.named_children())}
-    if not {"weight"} <= own <= {"weight", "bias"} or module.weight.is_meta:  # adapters, parametrizations, ...
+    held = {name for name, _ in (*module.named_parameters(), *module.named_buffers(), *module.named_children())}
+    if not {"weight"} <= held <= {"weight", "bias"} or module.weight.is_meta:  # adapters, parametrizations, ...
         return False
     probe = torch.linspace(-1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)
     with torch.no_grad():
@@ -336,5 +337,5 @@ def _behaves_as_linear(module: nn.Linear) -> bool:
 
 
 def _is_recomputing() -> bool:
-    """Whether this forward pass runs inside a backward pass: activation checkpointing computes it again."""
+    """Return whether this forward pass runs inside a backward pass: activation checkpointing computes it again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1
