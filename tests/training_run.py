@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from spcp import data, networks, training
-from spcp.atomic import written
+from spcp.files import written
 from spcp.training import loop, run
 
 PRECISION = os.environ.get("SPCP_TEST_PRECISION", "32-true")  # the test matrix asks for bf16-mixed too

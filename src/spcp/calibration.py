@@ -17,10 +17,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from .atomic import written
 from .contributions import SPCPLinear, apply_spcp, find_classifier
 from .errors import InputError, need
 from .features import Features, batches_of, device_of, extract, outputs_of
+from .files import written
 from .methods import METHODS, Method
 from .networks.base import evaluating
 from .scores import SCORES, Score, plain_head

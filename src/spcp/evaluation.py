@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .atomic import written
 from .calibration import build_score
 from .contributions import effective_threshold, find_classifier
 from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare
 from .errors import InputError
 from .features import Features, build_bank, device_of, model_key, outputs_of
+from .files import written
 from .methods import Method
 from .metrics import mean_and_deviation, metrics
 from .networks.base import evaluating

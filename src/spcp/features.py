@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from . import __version__
 from . import moments as _moments
-from .atomic import written
 from .contributions import find_classifier
 from .data import Loader
 from .data.cache import cache_folder, key_of, raw
 from .data.loader import content_key
 from .errors import InputError, need
+from .files import written
 from .methods import Method
 from .moments import Moments, percentile
 from .networks.base import Network, evaluating
@@ -131,7 +131,7 @@ class Features:
                     own = z.argmax(1) == y if correct else slice(None)
                     yield h[own], y[own]
 
-            self._known["moments", correct] = _moments.moments(chosen(), self.num_classes, self.size)
+            self._known["moments", correct] = _moments.merged_moments(chosen(), self.num_classes, self.size)
         found: Moments = self._known["moments", correct]
         return found
 

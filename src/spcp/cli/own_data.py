@@ -59,7 +59,7 @@ def described(folder: Path, text: str | None) -> Iterator[Benchmark | None]:
     if text is None:
         yield None
         return
-    from ..atomic import written
+    from ..files import written
     from ..data import read_benchmark
 
     path = folder / "benchmark.toml"

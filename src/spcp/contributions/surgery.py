@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, TypeVar
 
 import torch
@@ -143,11 +144,28 @@ def _by_tracing_and_name(model: nn.Module) -> list[nn.Linear]:
     return linears if linears == learned[-1:] else []  # a lone one, but only at the end
 
 
+_TRACING = threading.RLock()  # two traces at once would undo each other's changes
+
+
 class _Tracer(fx.Tracer):
     """A tracer that looks into everything but torch's layers and all linear ones."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
+
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, nn.Linear) or super().is_leaf_module(m, module_qualified_name)
+
+    # A trace changes how modules are called and read in all threads: the others go on as ever.
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_module(m, forward, args, kwargs) if self._is_here() else forward(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if self._is_here() else attr_val
+
+    def _is_here(self) -> bool:
+        return threading.get_ident() == self.thread
 
 
 def _by_tracing(model: nn.Module) -> list[nn.Linear] | None:
@@ -156,7 +174,8 @@ def _by_tracing(model: nn.Module) -> list[nn.Linear] | None:
     if isinstance(model, nn.Linear):
         return linears
     try:
-        graph = _Tracer().trace(model)
+        with _TRACING:
+            graph = _Tracer().trace(model)
     except Exception:  # whatever stops a symbolic trace: data-dependent control flow, foreign types, ...
         return None
     last: set[nn.Linear] = set()

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..atomic import written
 from ..contributions import RhoNorm, SPCPLinear, Truncation
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError, need
 from ..evaluation import Evaluation
 from ..features import Features
+from ..files import written
 from ..methods import METHODS
 from ..progress import track
 from ..training import Config, config_for, read_config, read_metrics, train

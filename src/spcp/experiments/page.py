@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..atomic import written
+from ..files import written
 from ..evaluation import CONVENTION
 from ..report import figures
 from ..report.page import asset, template

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..atomic import written
+from ..files import written
 from ..contributions import find_classifier
 from ..data.cache import cache_folder
 from ..errors import InputError

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..atomic import written
+from ..files import written
 from ..data import Benchmark
 from ..errors import InputError
 from . import figures, page

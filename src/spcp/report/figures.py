@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..atomic import written
+from ..files import written
 from ..errors import need
 from .study import Arm, Run, Study, has_head, pattern, threshold
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..atomic import sweep, written
+from ..files import sweep, written
 from ..contributions import apply_spcp
 from ..data import Benchmark, Inputs, load_benchmark
 from ..environment import environment
