@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..files import written
 from ..evaluation import CONVENTION
+from ..files import written
 from ..report import figures
 from ..report.page import asset, template
 from .outcome import MOST, Cell, Gain, Outcome

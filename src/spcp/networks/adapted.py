@@ -16,10 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..files import written
 from ..contributions import find_classifier
 from ..data.cache import cache_folder
 from ..errors import InputError
+from ..files import written
 from .base import Network, evaluating
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ..files import written
 from ..data import Benchmark
 from ..errors import InputError
+from ..files import written
 from . import figures, page
 from .study import Study as Study
 from .study import all_rows, gather, has_head, operating_points

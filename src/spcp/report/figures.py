@@ -16,8 +16,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..files import written
 from ..errors import need
+from ..files import written
 from .study import Arm, Run, Study, has_head, pattern, threshold
 
 KNOWN, NEAR, FAR, OTHER = "#0072B2", "#D55E00", "#009E73", "#CC79A7"

@@ -18,11 +18,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..files import sweep, written
 from ..contributions import apply_spcp
 from ..data import Benchmark, Inputs, load_benchmark
 from ..environment import environment
 from ..errors import InputError, TrainingError, need
+from ..files import sweep, written
 from ..methods import Method
 from ..networks import Network, adapt, trust
 from ..networks.adapted import Adapted
