@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
+from .config import config_for
 from .data import load_benchmark
 from .decision import calibrate_run
 from .report import report
-from .training import config_for, train
-from .tuning import run_folder, tune, with_rho
+from .training import train
+from .tuning import run_folder, tune, with_rho_norm
 
 GRID = (0.1, 0.3, 1.0, 3.0)  # every other value of the paper's grid, for time's sake
 WIDTH, EPOCHS = 8, 20
@@ -48,8 +49,8 @@ def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], say: Cal
     folders = []
     for rho_norm in (0.0, chosen.best):
         for seed in range(seeds):
-            own = with_rho(config, rho_norm, seed)
-            folders.append(train(own, run_folder(runs, rho_norm, seed), benchmark=benchmark))
+            own = with_rho_norm(config, rho_norm, seed)
+            folders.append(train(own, run_folder(runs, rho_norm, seed), benchmark=benchmark).folder)
     say("detect: every detector on every set")
     page = report(
         folders,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import types
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,6 +19,7 @@ from .contributions import SPCPLinear, find_classifier
 from .errors import InputError
 from .fingerprint import fingerprint
 from .methods import Method
+from .methods import Outputs as Outputs
 from .networks.base import evaluating
 
 M = TypeVar("M", bound=nn.Module)
@@ -28,14 +29,6 @@ _HELD = (
     *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs"),
     *("_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
-
-
-class Outputs(NamedTuple):
-    """What a network says of a batch: features (B, D), logits (B, K) and predicted classes (B,)."""
-
-    features: Tensor
-    logits: Tensor
-    predictions: Tensor
 
 
 class ScoredModel(nn.Module):

@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..config import DEFAULTS, Config, config_for, rho_norm_for
 from ..contributions import RhoNorm, SPCPLinear, Truncation
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError, need
 from ..evaluation import Evaluation
 from ..features import Features
 from ..files import written
-from ..methods import METHODS
+from ..methods import METHODS, TRUNCATING
 from ..progress import track
-from ..training import Config, config_for, read_config, read_metrics, train
-from ..training.settings import DEFAULTS
+from ..runs import Run
+from ..training import train
 from ..tuning import choose
 from . import audio
 from .budgets import Budget
@@ -80,17 +81,15 @@ class Lab:
         """The settings of a row's run: the paper's, but for what the budget and then the row change."""
         base = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
         options = dict(row.options)
-        if (
-            METHODS[row.method][1].get("rho_norm", 0) is None
-            and "rho_norm" not in options
-            and self.tunes(row.benchmark)
-        ):
+        if row.method in TRUNCATING and "rho_norm" not in options and self.tunes(row.benchmark):
             options["rho_norm"] = self.rho_norm(row.benchmark)
         if row.method == "fixed" and "initial_threshold" not in options:  # what SPCP's own came to
             same = {key: value for key, value in options.items() if key == "rho_norm"}
             other = dataclasses.replace(row, method="spcp", options=same)
-            options["initial_threshold"] = read_metrics(self.run(other, seed))[-1]["threshold"]
+            options["initial_threshold"] = Run.open(self.run(other, seed)).history[-1]["threshold"]
         root = None if self.root is None else str(self.root)
+        names = {own.name for own in dataclasses.fields(Truncation)}
+        base |= {key: options.pop(key) for key in names & options.keys()}
         config = config_for(row.benchmark, row.method, **base, options=options, seed=seed, root=root)
         if METHODS[row.method][0].pretrained:
             plain = dataclasses.replace(row, method="plain", options={})
@@ -111,8 +110,8 @@ class Lab:
     def _folder(self, row: Row, config: Config) -> Path:
         """Where the run of a row is: by what tells it from others of the budget."""
         words = {**row.settings, **row.options}
-        if "rho_norm" in config.options:
-            words["rho_norm"] = config.options["rho_norm"]
+        if config.truncation.rho_norm:
+            words["rho_norm"] = config.truncation.rho_norm
         name = ",".join([row.method, *(f"{key}={_short(value)}" for key, value in sorted(words.items()))])
         return self.folder / "runs" / row.benchmark / name / f"seed-{config.seed}"
 
@@ -128,7 +127,7 @@ class Lab:
         """Mean training loss of a row's last epochs; None where there are no runs of it."""
         if row is None:
             return None
-        logs = [read_metrics(self._folder(row, self.config(row, seed))) for seed in self.seeds]
+        logs = [Run.open(self._folder(row, self.config(row, seed))).history for seed in self.seeds]
         return sum(own[-1]["loss"] for own in logs) / len(logs) if all(logs) else None
 
     def evaluation(self, row: Row, seed: int) -> Evaluation:
@@ -149,7 +148,7 @@ class Lab:
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
         """Accuracy, and the measures of every set, of a row's run: {"accuracy": ..., "rows": [...]}; kept beside it."""
         run = self.run(row, seed)
-        detector = row.detector or METHODS[row.method][0].detector
+        detector = row.detector or METHODS[row.method][0].score
         rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
         path = run / "scored" / f"{detector}-{row.head}{rho_norm}.json"
 
@@ -176,7 +175,7 @@ class Lab:
     def rho_norm(self, benchmark: str) -> float:
         """By the paper's rule: the one of the grid that is best on validation data, over all seeds."""
         if not self.tunes(benchmark):
-            return float(config_for(benchmark, "spcp").options["rho_norm"])
+            return rho_norm_for(benchmark)
         if benchmark not in self._chosen:
             areas = {value: self.validated(benchmark, value) for value in self.budget.grid}
             self._chosen[benchmark] = choose(areas)
@@ -199,7 +198,7 @@ class Lab:
     def validation(self, row: Row, seed: int) -> float:
         """AUROC of a row's detector on validation data, in percent; kept."""
         path = self.run(row, seed) / "scored" / "validation.json"
-        detector = METHODS[row.method][0].detector
+        detector = METHODS[row.method][0].score
         found = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(detector)})
         return float(found["auroc"])
 
@@ -215,7 +214,7 @@ def epochs_done(folder: Path) -> int:
 
 def _check_settings(folder: Path, config: Config) -> None:
     """A run that is done must be what is asked for: settings of a budget may have changed."""
-    theirs = read_config(folder)
+    theirs = Run.open(folder).config
     for own in dataclasses.fields(Config):
         if own.name not in ("root", "start", "save_every"):
             before, now = getattr(theirs, own.name), getattr(config, own.name)
@@ -251,7 +250,7 @@ def _cut(benchmark: Benchmark, count: int) -> Benchmark:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=float)
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _short(value: Any) -> str:

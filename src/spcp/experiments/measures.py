@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
+from ..config import build_method, build_network
 from ..contributions import pattern_of
 from ..data import Inputs
 from ..networks.base import evaluating
-from ..training.settings import build_method, build_network
 from . import audio
 from .catalogue import label
 from .lab import Lab, Row

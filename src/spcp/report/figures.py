@@ -117,17 +117,17 @@ def training_curves(study: Study) -> Any | None:
         return None
     panels = [("loss", "training loss", logged)]
     if bounded:
-        panels += [("threshold", "threshold", bounded), ("cut", "contributions cut, %", bounded)]
+        panels += [("threshold", "threshold", bounded), ("truncated", "contributions cut, %", bounded)]
     with axes_of(1, len(panels), 3.0 * len(panels), 2.4) as (figure, axes):
         for axis, (key, label, arms) in zip(axes[0], panels, strict=True):
             for i, arm in enumerate(arms):
                 colour = (OTHER, KNOWN, NEAR, FAR)[(study.arms.index(arm)) % 4]
                 for j, run in enumerate(arm.runs):
-                    values = [line[key] * (100 if key == "cut" else 1) for line in run.log]
+                    values = [line[key] * (100 if key == "truncated" else 1) for line in run.log]
                     label_once = arm.name if j == 0 else None
                     axis.plot(range(1, len(values) + 1), values, STYLES[i % 4], color=colour, lw=1, label=label_once)
             smallest = min(line[key] for arm in arms for run in arm.runs for line in run.log)
-            axis.set_yscale("log" if key != "cut" and smallest > 0 else "linear")
+            axis.set_yscale("log" if key != "truncated" and smallest > 0 else "linear")
             axis.set_xlabel("epoch")
             axis.set_title(label)
         axes[0][0].legend(frameon=False, fontsize=8)

@@ -11,11 +11,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from .. import __version__
+from .. import __version__, runs
 from ..environment import described, machine
 from ..errors import need
 from ..evaluation import CONVENTION, NAMES
-from ..training import read_environment
 from . import figures
 from .examples import SIDE, examples, surprise
 from .study import ALPHA, Study, has_head, pattern, threshold
@@ -141,7 +140,7 @@ def about(study: Study) -> dict[str, str]:
 
 def _trained_on(study: Study) -> list[str]:
     """The machines that the runs were trained on, each once."""
-    records = [record for arm in study.arms for run in arm.runs for record in read_environment(run.folder)]
+    records = [record for arm in study.arms for run in arm.runs for record in runs.Run.open(run.folder).environment]
     return list(dict.fromkeys(described(record) for record in records))
 
 

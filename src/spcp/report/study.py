@@ -12,7 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import runs as stored
 from ..calibration import needed, rank_for
+from ..config import Config
 from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
 from ..errors import InputError, need
@@ -21,7 +23,6 @@ from ..methods import METHODS, Method
 from ..metrics import Comparison, compare_means, mean_and_deviation
 from ..progress import track
 from ..scores import SCORES
-from ..training import Config, benchmark_of, read_config, read_inputs, read_metrics
 
 ALPHA = 0.05
 
@@ -195,7 +196,7 @@ def gather(
     if not folders:
         raise InputError("there are no runs to report on; name their folders")
     paths = [Path(folder).expanduser() for folder in folders]
-    configs = [read_config(folder) for folder in paths]
+    configs = [stored.Run.open(folder).config for folder in paths]
     data = benchmark or _shared(paths, configs)
     notes = list(data.notes)
     if data.val is None or len(data.val) < needed(ALPHA):
@@ -217,10 +218,10 @@ def gather(
         _finished(folder, config)
         started = None if METHODS.get(config.method, (Method, {}))[0].pretrained else config.start
         key = repr(dataclasses.replace(config, seed=0, save_every=0.0, root=None, benchmark="", start=started))
-        groups.setdefault(key, []).append(Run(folder, config, own, table, read_metrics(folder)))
+        groups.setdefault(key, []).append(Run(folder, config, own, table, stored.Run.open(folder).history))
     names = _names([runs[0].config for runs in groups.values()])
     arms = tuple(
-        Arm(name, tuple(sorted(runs, key=lambda run: run.seed)), runs[0].config.options.get("rho_norm", 0) != 0)
+        Arm(name, tuple(sorted(runs, key=lambda run: run.seed)), runs[0].config.truncation.rho_norm != 0)
         for name, runs in zip(names, groups.values(), strict=True)
     )
     for arm in arms:
@@ -230,7 +231,7 @@ def gather(
     if not common:
         raise InputError("no detector makes sense for all of these runs; make a report for each kind")
     method = arms[-1].runs[0].evaluation.method
-    wanted = method.detector if method is not None else "energy"
+    wanted = method.score if method is not None else "energy"
     main = wanted if wanted in common else "energy" if "energy" in common else common[0]
     return Study(title or f"{data.name}: known or odd?", data, arms, tuple(common), main, tuple(notes), tuple(choice))
 
@@ -239,11 +240,11 @@ def _shared(paths: Sequence[Path], configs: Sequence[Config]) -> Benchmark:
     """The data that all runs are on: described alike, and prepared alike."""
     first = _described(paths[0], configs[0])
     for path, config in zip(paths, configs, strict=True):
-        if _described(path, config) != first or read_inputs(path) != read_inputs(paths[0]):
+        if _described(path, config) != first or stored.Run.open(path).inputs != stored.Run.open(paths[0]).inputs:
             raise InputError(
                 f"{path}: is on other data than {paths[0]}, or sees it differently; make a report for each"
             )
-    return benchmark_of(paths[0])
+    return stored.Run.open(paths[0]).benchmark()
 
 
 def _described(path: Path, config: Config) -> tuple[str | None, ...]:
@@ -253,7 +254,7 @@ def _described(path: Path, config: Config) -> tuple[str | None, ...]:
 
 def _finished(folder: Path, config: Config) -> None:
     """A run that was stopped half-way says nothing of its settings."""
-    done = len(read_metrics(folder))
+    done = len(stored.Run.open(folder).history)
     if done < config.epochs:
         raise InputError(f"{folder}: has {done} of its {config.epochs} epochs; the same spcp train goes on with it")
 
@@ -276,8 +277,10 @@ def _names(configs: Sequence[Config]) -> list[str]:
     for config in configs:
         words = [{"spcp": "SPCP"}.get(config.method, config.method)]
         others = [own for own in configs if own.method == config.method]
+        if config.truncation.rho_norm:
+            words.append(f"rho_norm {config.truncation.rho_norm:g}")
         for key, value in config.options.items():
-            if key == "rho_norm" or any(own.options.get(key) != value for own in others):
+            if any(own.options.get(key) != value for own in others):
                 words.append(f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}")
         for key in ("network", "width", "epochs", "batch_size", "lr", "start"):
             if any(getattr(own, key) != getattr(config, key) for own in configs):
