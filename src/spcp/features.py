@@ -27,7 +27,7 @@ from . import moments as _moments
 from .contributions import find_classifier
 from .data import Loader
 from .data.cache import cache_folder, key_of, raw
-from .data.loader import content_key
+from .data.prepared import content_key
 from .errors import InputError, need
 from .files import written
 from .methods import Method
