@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from .calibration import calibrate_run
 from .config import config_for
 from .data import load_benchmark
-from .decision import calibrate_run
 from .report import report
 from .training import train
 from .tuning import run_folder, tune, with_rho_norm

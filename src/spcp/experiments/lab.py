@@ -13,11 +13,11 @@ import torch
 from torch import nn
 
 from ..config import DEFAULTS, Config, config_for, rho_norm_for
+from ..bank import FeatureBank
 from ..contributions import RhoNorm, SPCPLinear, Truncation
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError, need
 from ..evaluation import Evaluation
-from ..features import Features
 from ..files import written
 from ..methods import METHODS, TRUNCATING
 from ..progress import track
@@ -140,9 +140,9 @@ class Lab:
             return own
         head: str | nn.Linear = row.head
         if row.head == "fitted":
-            head = fitted_head(own.features("train"), own.head, self.rho_norm(row.benchmark))
+            head = fitted_head(own.bank("train"), own.head, self.rho_norm(row.benchmark))
         if row.head == "auto":
-            head = fitted_head(own.features("val"), own.head, "auto")
+            head = fitted_head(own.bank("val"), own.head, "auto")
         return Evaluation(own.model, own.benchmark, method=own.method, head=head, folder=self.folder / "banks")
 
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
@@ -225,7 +225,7 @@ def _check_settings(folder: Path, config: Config) -> None:
                 )
 
 
-def fitted_head(known: Features, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLinear:
+def fitted_head(known: FeatureBank, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLinear:
     """A plain head that truncates at inference: at the mean over training samples of their quantiles."""
     K, D = head.weight.shape
     bounded = SPCPLinear(D, K, head.bias is not None, truncation=Truncation(rho_norm, stages="infer"))

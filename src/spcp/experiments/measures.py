@@ -47,7 +47,7 @@ def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
     found: Values = {}
     for seed, row in lab.tracked(rows):
         own = lab.evaluation(row, seed)
-        pattern = pattern_of((h for h, *_ in own.features("test").parts()), own.head)
+        pattern = pattern_of((h for h, *_ in own.bank("test").parts()), own.head)
         values = found.setdefault(label(row), {})
         shares = pattern.sparsity()
         for metric, value in (
@@ -65,11 +65,11 @@ def norms(lab: Lab, rows: Sequence[Row]) -> Values:
     found = detection(lab, rows)
     for seed, row in lab.tracked(rows):
         own = lab.evaluation(row, seed)
-        known = own.features("test").h.norm(dim=1).mean()
+        known = own.bank("test").features.norm(dim=1).mean()
         for role in own.benchmark.sets():
             group, _, name = role.partition("/")
             if group in ("near", "far"):
-                ratio = float(own.features(role).h.norm(dim=1).mean() / known)
+                ratio = float(own.bank(role).features.norm(dim=1).mean() / known)
                 found[label(row)].setdefault((name, "norm ratio"), []).append(ratio)
     return found
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ..calibration import p_values
+from ..conformal import p_values
 from ..contributions import effective_threshold
 from ..data import FileSet, ImageTransform
 from ..data.images import as_image, with_channels
@@ -96,7 +96,7 @@ def _p(run: Run, detector: str, scores: Any) -> Any:
 
 def _example(study: Study, run: Run, other: Run | None, role: str, i: int) -> Example:
     scores = run.table.scores[study.main, role][i : i + 1]
-    features = run.evaluation.features(role)
+    features = run.evaluation.bank(role)
     k = int(features.k[i])
     bars: list[tuple[float, float]] = []
     more = 0.0
@@ -110,7 +110,7 @@ def _example(study: Study, run: Run, other: Run | None, role: str, i: int) -> Ex
     p_other, k_other = None, k
     if other is not None:
         p_other = float(_p(other, study.main, other.table.scores[study.main, role][i : i + 1]))
-        k_other = int(other.evaluation.features(role).k[i])
+        k_other = int(other.evaluation.bank(role).predictions[i])
     return Example(
         picture(study, role, i),
         role.split("/")[-1] if role != "test" else "known",

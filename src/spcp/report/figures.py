@@ -73,7 +73,7 @@ def unit_contributions(study: Study) -> tuple[Any, str] | None:
     first = arms[0].runs[0]
     sets = [(group, name) for group, name in study.sets if name != "mean"]
     group, name = min(sets, key=lambda own: first.table.get(study.main, *own)["auroc"])
-    odd = first.evaluation.features(f"{group}/{name}")
+    odd = first.evaluation.bank(f"{group}/{name}")
     k = int(odd.k.mode().values)
     label = study.benchmark.class_names[k]
     with axes_of(1, len(arms), 3.6 * len(arms), 2.6, sharey=True) as (figure, axes):
@@ -100,7 +100,7 @@ def _class_contributions(run: Run, role: str, k: int, labelled: bool) -> Tensor 
     from ..contributions import effective_threshold
 
     own = run.evaluation
-    features = own.features(role)
+    features = own.bank(role)
     chosen = (features.y == k) if labelled else (features.k == k)
     if not chosen.any():
         return None

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .. import runs as stored
-from ..calibration import needed, rank_for
+from ..conformal import samples_needed, threshold_rank
 from ..config import Config
 from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
@@ -199,9 +199,9 @@ def gather(
     configs = [stored.Run.open(folder).config for folder in paths]
     data = benchmark or _shared(paths, configs)
     notes = list(data.notes)
-    if data.val is None or len(data.val) < needed(ALPHA):
+    if data.val is None or len(data.val) < samples_needed(ALPHA):
         notes.append(
-            f"There are fewer than {needed(ALPHA)} validation samples, so there is no threshold that keeps a promise "
+            f"There are fewer than {samples_needed(ALPHA)} validation samples, so there is no threshold that keeps a promise "
             "of 5 %: what is flagged is not shown."
         )
     if not data.near and not data.far:
@@ -292,7 +292,7 @@ def _names(configs: Sequence[Config]) -> list[str]:
 def threshold(run: Run, detector: str, alpha: float = ALPHA) -> float | None:
     """What is below is flagged: calibrated on validation data; None if there is too little of it."""
     scores = run.calibration(detector)
-    return float(scores[rank_for(len(scores), alpha) - 1]) if len(scores) >= needed(alpha) else None
+    return float(scores[threshold_rank(len(scores), alpha) - 1]) if len(scores) >= samples_needed(alpha) else None
 
 
 def has_head(run: Run) -> bool:
@@ -304,7 +304,7 @@ def has_head(run: Run) -> bool:
 def pattern(run: Run) -> Pattern:
     """Mean contributions over the test set."""
     own = run.evaluation
-    return pattern_of((h for h, *_ in own.features("test").parts()), own.head)
+    return pattern_of((h for h, *_ in own.bank("test").parts()), own.head)
 
 
 def operating_points(study: Study, alphas: Sequence[float] = (0.01, 0.05, 0.1)) -> list[dict[str, Any]]:
