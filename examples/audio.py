@@ -50,7 +50,7 @@ def flagged(benchmark: data.Benchmark, method: str, epochs: int) -> dict[str, fl
     with tempfile.TemporaryDirectory() as folder:  # a folder that you keep is a run that resumes
         model = train(config, folder, benchmark=benchmark).load()
     detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
-    test = detector.features(benchmark.loader("test"))
+    test = detector.bank(benchmark.loader("test"))
     shares = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():
         if role.startswith(("near", "far")):
