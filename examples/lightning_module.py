@@ -82,7 +82,7 @@ def build(classes: int) -> nn.Sequential:
 def flagged(model: nn.Module, benchmark: data.Benchmark) -> dict[str, float]:
     """Accuracy, and by set the share that the energy score flags; the threshold comes of validation digits."""
     detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
-    known = detector.features(benchmark.loader("test"))
+    known = detector.bank(benchmark.loader("test"))
     found = {"accuracy": known.accuracy(), "flagged: test": detector.detect(known).is_ood.float().mean().item()}
     for role in benchmark.sets():
         if role.startswith(("ood_val", "near", "far")):
