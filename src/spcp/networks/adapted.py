@@ -88,13 +88,12 @@ class Exported(Network):
         inputs = [node for node in body.graph.nodes if node.op == "placeholder"]
         if last.target is not torch.ops.aten.linear.default or len(inputs) != 1:
             raise InputError("the program must take one tensor and end in a linear layer; export the classifier alone")
-        held = {
-            key: getattr_of(body, node.target) for key, node in zip(("weight", "bias"), last.args[1:], strict=False)
-        }
+        given = dict(zip(("input", "weight", "bias"), last.args, strict=False)) | last.kwargs  # by place, or by name
+        held = {key: getattr_of(body, given[key].target) for key in ("weight", "bias") if given.get(key) is not None}
         outs, features = held["weight"].shape
         self.classifier = nn.Linear(features, outs, bias="bias" in held)
         self.classifier.load_state_dict(held)
-        outputs.args = (last.args[0],)
+        outputs.args = (given["input"],)
         body.graph.set_codegen(torch.fx.graph.CodeGen())  # a tensor in, a tensor out
         body.graph.erase_node(last)
         body.recompile()
