@@ -16,7 +16,7 @@ import pytest
 import torch
 from scipy import stats
 
-from spcp import SPCPLinear, cli, fit_threshold
+from spcp import SPCPLinear, Truncation, cli, fit_threshold
 from spcp.data import load_benchmark
 from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
@@ -224,10 +224,7 @@ def test_a_head_that_is_bounded_at_inference_only(folder: Path) -> None:
     assert isinstance(bounded.head, SPCPLinear)
     model = torch.nn.Sequential(torch.nn.Linear(64, 10))
     model.load_state_dict({f"0.{key}": value for key, value in plain.head.state_dict().items()})
-    SPCPLinear.convert_(
-        model[0], rho_norm=own.rho_norm("digits"), beta=None, total_steps=None, initial_threshold=1000.0,
-        truncate="infer", subset=None,
-    )  # fmt: skip
+    SPCPLinear.convert_(model[0], Truncation(own.rho_norm("digits"), stages="infer"))
     assert fit_threshold(model, [plain.features("train").h]) == pytest.approx(float(bounded.head.threshold), rel=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(bounded.features("test").z, bounded.head(plain.features("test").h))

@@ -251,7 +251,7 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) 
         ({"seed": -1}, "seed = -1 must be"),
         ({"warmup": 1}, "warmup = 1 must be a whole number, from 0 to 0"),
         ({"options": None}, "options = None must be a dictionary"),
-        ({"method": "spcp", "options": {"rho_norm": 50.0}}, r"spcp: rho_norm is 50.0; it must lie between 0 and 4"),
+        ({"method": "spcp", "options": {"rho_norm": 50.0}}, r"spcp: rho_norm is 50; it must lie between 0 and 4"),
         ({"method": "mos", "options": {"groups": [[0, 1]]}}, "mos: groups must hold each of the 4 classes once"),
     ],
 )

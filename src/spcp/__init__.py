@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .contributions import Pattern as Pattern
     from .contributions import Sparsity as Sparsity
     from .contributions import SPCPLinear as SPCPLinear
+    from .contributions import Truncation as Truncation
     from .contributions import apply_spcp as apply_spcp
     from .contributions import clip_contributions as clip_contributions
     from .contributions import contribution_pattern as contribution_pattern
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 _METHOD = (
     *("Explanation", "Pattern", "Sparsity", "SPCPLinear", "apply_spcp", "clip_contributions", "contribution_pattern"),
-    *("contribution_quantile", "explain", "find_classifier", "fit_threshold", "remove_spcp", "sparsity"),
+    *("contribution_quantile", "explain", "find_classifier", "fit_threshold", "remove_spcp", "sparsity", "Truncation"),
 )
 _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "Detection": "calibration",

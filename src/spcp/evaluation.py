@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from .atomic import written
 from .calibration import build_score
-from .contributions import find_classifier
+from .contributions import effective_threshold, find_classifier
 from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare
 from .errors import InputError
 from .features import Features, build_bank, device_of, model_key, outputs_of
@@ -24,7 +24,7 @@ from .methods import Method
 from .metrics import mean_and_deviation, metrics
 from .networks.base import evaluating
 from .progress import track
-from .scores import SCORES, Score, plain_head, threshold_of
+from .scores import SCORES, Score, plain_head
 from .scores.base import check_options
 from .training import benchmark_of, load_network, read_config, read_inputs
 
@@ -214,7 +214,7 @@ class Evaluation:
                 batch_size=self.batch_size,
             )
             own: Any = self.model.get_submodule(self.classifier)
-            bounded = threshold_of(own) is not None
+            bounded = effective_threshold(own) is not None
             changed = isinstance(self.given_head, nn.Linear) or (self.given_head == "plain" and bounded)
             self._banks[role] = found.with_head(self.head) if changed else found
         return self._banks[role]

@@ -322,7 +322,7 @@ def model_key(model: nn.Module, method: Method | None = None, classifier: str | 
 
 
 # What modules keep that changes nothing in what they compute.
-BOOKKEEPING = {"_modules", "_said", "_unchecked", "_state_dict_hooks", "_state_dict_pre_hooks"}
+BOOKKEEPING = {"_modules", "_warned", "_unchecked", "_state_dict_hooks", "_state_dict_pre_hooks"}
 BOOKKEEPING |= {"_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set"}
 BOOKKEEPING |= {"_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", "_compiled_call_impl"}
 

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ..atomic import written
-from ..contributions import RhoNorm, SPCPLinear
+from ..contributions import RhoNorm, SPCPLinear, Truncation
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError, need
 from ..evaluation import Evaluation
@@ -229,7 +229,7 @@ def _check_settings(folder: Path, config: Config) -> None:
 def fitted_head(known: Features, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLinear:
     """A plain head that truncates at inference: at the mean over training samples of their quantiles."""
     K, D = head.weight.shape
-    bounded = SPCPLinear(D, K, head.bias is not None, rho_norm=rho_norm, beta=1.0, truncate="infer")
+    bounded = SPCPLinear(D, K, head.bias is not None, truncation=Truncation(rho_norm, stages="infer"))
     bounded.load_state_dict(head.state_dict(), strict=False)
     with torch.no_grad():
         estimates = torch.cat([bounded.estimate(h) for h, *_ in known.parts()])

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ..contributions.patterns import pattern_of
+from ..contributions import pattern_of
 from ..data import Inputs
 from ..networks.base import evaluating
 from ..training.settings import build_method, build_network
@@ -54,7 +54,7 @@ def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
             ("top 1 %", 100 * shares.top_1_percent),
             ("top 10 %", 100 * shares.top_10_percent),
             ("participation ratio", shares.participation_ratio),
-            ("cut %", 100 * float(pattern.cut.mean())),
+            ("cut %", 100 * float(pattern.truncated.mean())),
         ):
             values.setdefault(("contributions", metric), []).append(value)
     return found

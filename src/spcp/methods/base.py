@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..contributions import RhoNorm, SPCPLinear
+from ..contributions import RhoNorm, SPCPLinear, Truncation
 from ..networks import Network
 
 
@@ -67,12 +67,13 @@ class Method(nn.Module):
         if self.rho_norm:
             SPCPLinear.convert_(
                 self.head(network),
-                rho_norm=self.rho_norm,
-                beta=self.beta,
-                total_steps=total_steps,
-                initial_threshold=self.initial_threshold,
-                truncate="both",
-                subset=self.subset,
+                Truncation(
+                    rho_norm=self.rho_norm,
+                    beta=self.beta,
+                    total_steps=total_steps,
+                    initial_threshold=self.initial_threshold,
+                    subset=self.subset,
+                ),
             )
 
     def begin(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ..calibration import p_values
-from ..contributions.patterns import _threshold
+from ..contributions import effective_threshold
 from ..data import FileSet, ImageTransform
 from ..data.images import as_image, with_channels
 from .study import Run, Study, has_head, threshold
@@ -101,7 +101,8 @@ def _example(study: Study, run: Run, other: Run | None, role: str, i: int) -> Ex
     bars: list[tuple[float, float]] = []
     more = 0.0
     if has_head(run):
-        bound = _threshold(run.evaluation.head)
+        found = effective_threshold(run.evaluation.head)
+        bound = float("inf") if found is None else found.item()
         c = features.h[i] * run.evaluation.head.weight[k].detach().cpu()
         top = c.sort(descending=True).values[:12].tolist()
         bars = [(min(value, bound), max(0.0, value - bound)) for value in top]

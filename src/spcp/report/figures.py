@@ -97,7 +97,7 @@ def unit_contributions(study: Study) -> tuple[Any, str] | None:
 
 def _class_contributions(run: Run, role: str, k: int, labelled: bool) -> Tensor | None:
     """Mean of `min(W[k,d] h[d], threshold)` over samples of class k, or taken for it, (D,); None if there are none."""
-    from ..scores import threshold_of
+    from ..contributions import effective_threshold
 
     own = run.evaluation
     features = own.features(role)
@@ -105,7 +105,7 @@ def _class_contributions(run: Run, role: str, k: int, labelled: bool) -> Tensor 
     if not chosen.any():
         return None
     c = features.h[chosen].float() * own.head.weight[k].detach().cpu()
-    bound = threshold_of(own.head)
+    bound = effective_threshold(own.head)
     return (c if bound is None else c.clamp(max=bound.item())).mean(0)
 
 

@@ -116,7 +116,7 @@ def sparsity_rows(study: Study) -> list[dict[str, Any]]:
                     "top_10_percent": 100 * found.top_10_percent,
                     "participation_ratio": found.participation_ratio,
                     "gini": found.gini,
-                    "cut_percent": 100 * float(own.cut.mean()),
+                    "cut_percent": 100 * float(own.truncated.mean()),
                 }
             )
     return rows

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ..calibration import needed, rank_for
-from ..contributions import Pattern
-from ..contributions.patterns import pattern_of
+from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
 from ..errors import InputError, need
 from ..evaluation import Evaluation, Table, over_seeds
