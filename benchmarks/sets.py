@@ -50,7 +50,7 @@ def spoken_digits(root: Path) -> data.Benchmark:
     """Spoken digits against the sounds of ESC-50, as log-mel spectrograms."""
     known = data.read_folder(root / "free-spoken-digits/recordings", label=r"^(\d)_")
     transform = data.AudioTransform(sample_rate=8000, seconds=1.0, mels=40)
-    return data.own_benchmark(known, {"esc-50": root / "esc-50/audio"}, transform=transform, name="spoken digits")
+    return data.make_benchmark(known, {"esc-50": root / "esc-50/audio"}, transform=transform, name="spoken digits")
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 python examples/audio.py FOLDER --odd ANOTHER    # such as Free Spoken Digits (0_anna_3.wav, ...) and ESC-50
 
 The class of a sound is what `--label` finds in its path. Recordings of one speaker are in training and in tests alike,
-so this says nothing about new speakers: for those give `own_benchmark` folders for train, val and test.
+so this says nothing about new speakers: for those give `make_benchmark` folders for train, val and test.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # the network is too small to share
     sounds = data.read_folder(options.folder, kind="audio", label=options.label)
     known = sounds.y < options.known
-    benchmark = data.own_benchmark(
+    benchmark = data.make_benchmark(
         data.take(sounds, known.nonzero()[:, 0], class_names=sounds.class_names[: options.known]),
         {"odd": options.odd} if options.odd else None,
         near={"others": data.take(sounds, (~known).nonzero()[:, 0], split="the other classes")},

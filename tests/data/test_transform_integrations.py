@@ -74,5 +74,5 @@ def test_hugging_faces_data_sets() -> None:
     vectors = datasets.Dataset.from_dict({"x": torch.randn(4, 3).tolist(), "label": [0, 1, 0, 1]}).with_format("torch")
     ((x, y),) = data.Loader(vectors, workers=0)
     assert x.shape == (4, 3)
-    split = data.own_benchmark(datasets.concatenate_datasets([theirs] * 6), size=32, name="pets")
+    split = data.make_benchmark(datasets.concatenate_datasets([theirs] * 6), size=32, name="pets")
     assert len(split.test) == 3

@@ -29,9 +29,6 @@ from .loader import prepare as prepare
 from .loader import readable as readable
 from .noise import noise as noise
 from .openood import BENCHMARKS as BENCHMARKS
-from .own import own_benchmark as own_benchmark
-from .own import read as read
-from .own import read_benchmark as read_benchmark
 from .sets import DataSet as DataSet
 from .sets import FileSet as FileSet
 from .sets import ItemSet as ItemSet
@@ -40,3 +37,6 @@ from .sets import as_ood as as_ood
 from .sets import as_set as as_set
 from .sets import histogram as histogram
 from .sets import take as take
+from .user_data import make_benchmark as make_benchmark
+from .user_data import read as read
+from .user_data import read_benchmark as read_benchmark

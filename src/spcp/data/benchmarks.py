@@ -110,7 +110,7 @@ def load_benchmark(name: str | Path, root: str | Path | None = None, *, strict: 
     if name == "digits":
         return _digits()
     if name.endswith(".toml"):
-        from .own import read_benchmark
+        from .user_data import read_benchmark
 
         return read_benchmark(name)
     if name not in BENCHMARKS:

@@ -205,7 +205,7 @@ def as_set(data: Any, name: str = "data") -> DataSet:
     if isinstance(data, TensorSet | FileSet | ItemSet):
         return data
     if isinstance(data, str | Path):
-        from .own import read
+        from .user_data import read
 
         return read(data)
     if data is None or hasattr(data, "transform_of"):

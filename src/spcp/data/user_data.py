@@ -102,7 +102,7 @@ def _has_halves(path: Path) -> bool:
 
 
 @on_cpu
-def own_benchmark(
+def make_benchmark(
     id: Any,
     ood: Mapping[str, Any] | None = None,
     *,
@@ -378,7 +378,7 @@ def read_benchmark(path: str | Path) -> Benchmark:
     ```toml
     name = "birds"                       # optional
     [id]
-    path = "photos"                      # as `id` of own_benchmark; or train = ..., val = ..., test = ...
+    path = "photos"                      # as `id` of make_benchmark; or train = ..., val = ..., test = ...
     label = '(\\d)_'                      # optional: finds the class in the path instead
     [ood]
     near = { bats = "bats" }
@@ -416,7 +416,7 @@ def read_benchmark(path: str | Path) -> Benchmark:
     if not isinstance(own.get("label", ""), str):
         raise DataError(f"{path}: label in [id] must be a regular expression in quotes, not {own['label']!r}")
     try:
-        return own_benchmark(
+        return make_benchmark(
             known_data,
             groups["far"],
             near=groups["near"],
