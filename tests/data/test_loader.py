@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from spcp import data
 from spcp.data import native
-from spcp.data.loader import scale_and_shift
+from spcp.data.memory import scale_and_shift
 
 CIFAR = data.BENCHMARKS["cifar10"].transform
 LARGE = data.ImageTransform(80, 72, CIFAR.mean, CIFAR.std, augment="resized_crop")

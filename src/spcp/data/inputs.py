@@ -11,6 +11,8 @@ from .audio import AudioTransform
 from .errors import DataError
 from .images import ImageTransform
 
+Transform = ImageTransform | AudioTransform | None
+
 _KINDS: Mapping[str, type[ImageTransform] | type[AudioTransform]] = {"image": ImageTransform, "audio": AudioTransform}
 
 
@@ -26,7 +28,7 @@ class Inputs:
 
     class_names: tuple[str, ...]
     shape: tuple[int, ...]
-    transform: ImageTransform | AudioTransform | None
+    transform: Transform
 
     def as_json(self) -> dict[str, Any]:
         """What a JSON file can hold.

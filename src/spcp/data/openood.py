@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .images import ImageTransform
-from .sets import DataSet, labels
+from .sets import DataSet, labels, rank_in_class
 
 Rule = Callable[[DataSet], Tensor]  # which samples, where there is no list
 
@@ -20,19 +20,6 @@ def _first_a_class(n: int) -> Rule:
 
 def _after_first_a_class(n: int) -> Rule:
     return lambda data: (rank_in_class(labels(data)) >= n).nonzero()[:, 0]
-
-
-def rank_in_class(y: Tensor) -> Tensor:
-    """How many earlier samples have the same label.
-
-    >>> rank_in_class(torch.tensor([3, 5, 3, 3, 5]))
-    tensor([0, 0, 1, 2, 1])
-    """
-    order = y.argsort(stable=True)
-    _, counts = y.unique(return_counts=True)
-    rank = torch.empty_like(y)
-    rank[order] = torch.cat([torch.arange(n) for n in counts.tolist()]) if len(y) else order
-    return rank
 
 
 # TinyImageNet's classes that CIFAR has too; OpenOOD leaves them out (and single images, which only its lists name).

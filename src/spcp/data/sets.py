@@ -1,7 +1,4 @@
-"""A data set, in one of three shapes: a tensor in memory, files on disk, or items of somebody else's.
-
-`as_set` makes one of anything: a tensor, arrays, a torch Dataset, a Hugging Face dataset, a list.
-"""
+"""A data set, in one of three shapes: a tensor in memory, files on disk, or items of somebody else's."""
 
 from __future__ import annotations
 
@@ -12,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .audio import read_audio
 from .errors import DataError
+from .images import open_image
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -73,10 +71,8 @@ class FileSet:
         return len(self.paths)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        from . import audio, images
-
         path = self.root / self.paths[i]
-        return images.open_image(path) if self.kind == "image" else audio.read_audio(path), int(self.y[i])
+        return open_image(path) if self.kind == "image" else read_audio(path), int(self.y[i])
 
     def __repr__(self) -> str:
         return f"<FileSet {self.name}: {len(self)} {self.kind} files below {self.root}>"
@@ -96,7 +92,7 @@ class ItemSet:
         return len(self.items)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        return _pair(self.items[i], f"{self.name}, item {i}")
+        return sample_and_label(self.items[i], f"{self.name}, item {i}")
 
     def __repr__(self) -> str:
         return f"<ItemSet {self.name}: {len(self)} items of a {type(self.items).__name__}>"
@@ -135,8 +131,8 @@ def on_cpu(function: Function) -> Function:
 def take(data: DataSet, index: Tensor | Sequence[int], **changes: Any) -> DataSet:
     """The samples at `index`, in that order; `changes` are other fields of the new set, such as `split=...`.
 
-    >>> take(as_set([torch.zeros(2), torch.ones(2)]), [1])[0]
-    (tensor([1., 1.]), -1)
+    >>> take(TensorSet("two", torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])), [1])[0]
+    (tensor([1.]), 1)
     """
     index = torch.as_tensor(index, dtype=torch.int64)
     if isinstance(data, TensorSet):
@@ -181,6 +177,19 @@ def labels(data: DataSet) -> Tensor:
     return data._labels
 
 
+def rank_in_class(y: Tensor) -> Tensor:
+    """How many earlier samples have the same label.
+
+    >>> rank_in_class(torch.tensor([3, 5, 3, 3, 5]))
+    tensor([0, 0, 1, 2, 1])
+    """
+    order = y.argsort(stable=True)
+    _, counts = y.unique(return_counts=True)
+    rank = torch.empty_like(y)
+    rank[order] = torch.cat([torch.arange(n) for n in counts.tolist()]) if len(y) else order
+    return rank
+
+
 def histogram(data: DataSet) -> dict[str, int]:
     """How many samples each class has; "ood" for those of no class.
 
@@ -190,45 +199,6 @@ def histogram(data: DataSet) -> dict[str, int]:
     values, counts = labels(data).unique(return_counts=True)
     name = lambda k: "ood" if k < 0 else data.class_names[k] if data.class_names else str(k)  # noqa: E731
     return {name(k): n for k, n in zip(values.tolist(), counts.tolist(), strict=True)}
-
-
-@on_cpu
-def as_set(data: Any, name: str = "data") -> DataSet:
-    """Make a data set of anything that holds samples.
-
-    A set stays as it is. A tensor or array is unlabelled samples; `(x, y)` of two tensors or arrays, and a
-    `TensorDataset`, are samples and labels: images of bytes (N, H, W), (N, H, W, C) or (N, C, H, W), or floats. A list
-    of tensors, or of (tensor, label) pairs, is stacked where shapes agree. Any object with `len` and integer indexing
-    (a torch Dataset, a Hugging Face dataset, a list of Pillow images) is read item by item: an item is a sample, a
-    `(sample, label, ...)` pair, or a dictionary with an image and a label. A path is read by `spcp.data.read`.
-    """
-    if isinstance(data, TensorSet | FileSet | ItemSet):
-        return data
-    if isinstance(data, str | Path):
-        from .user_data import read
-
-        return read(data)
-    if data is None or hasattr(data, "transform_of"):
-        what = (
-            "is missing (see the benchmark's notes)" if data is None else "is a whole benchmark; pass one of its sets"
-        )
-        raise DataError(f"{name}: {what}")
-    if isinstance(data, torch.utils.data.TensorDataset):
-        data = data.tensors[:2] if len(data.tensors) > 1 else data.tensors[0]
-    if isinstance(data, Tensor | np.ndarray):
-        return tensor_set(name, torch.as_tensor(data), None)
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        return tensor_set(name, torch.as_tensor(data[0]), torch.as_tensor(data[1]))
-    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict)
-    if isinstance(data, torch.utils.data.IterableDataset) or not indexed:
-        raise DataError(
-            f"{name}: a {type(data).__name__} has no length or no index; give a map-style data set or list(...) of it"
-        )
-    if isinstance(data, list) and data and isinstance(data[0], Tensor | tuple):
-        pairs = [_pair(item, f"{name}, item {i}") for i, item in enumerate(data)]
-        if all(isinstance(x, Tensor) and x.shape == pairs[0][0].shape for x, _ in pairs):
-            return tensor_set(name, torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))
-    return ItemSet(name, data, class_names=_class_names(data), split="as given")
 
 
 @on_cpu
@@ -276,7 +246,7 @@ SAMPLE_NAMES = (
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "targets", "y", "class")
 
 
-def _pair(item: Any, where: str) -> tuple[Any, int]:
+def sample_and_label(item: Any, where: str) -> tuple[Any, int]:
     """Sample and label of an item as data sets give them."""
     label: Any = OOD
     if isinstance(item, dict):
@@ -305,13 +275,3 @@ def _sample(item: Any, where: str) -> Any:
             raise DataError(f"{where}: none of its keys {sorted(item)} is one of {', '.join(SAMPLE_NAMES)}; rename one")
         return item[key]
     return item[0] if isinstance(item, tuple | list) else item
-
-
-def _class_names(data: Any) -> tuple[str, ...]:
-    """Names of the classes, where the data set tells: `features[label].names` (Hugging Face), `.classes` (torch)."""
-    features = getattr(data, "features", None)
-    if isinstance(features, dict):
-        names = next((features[key].names for key in LABEL_NAMES if hasattr(features.get(key), "names")), ())
-    else:
-        names = getattr(data, "classes", ())
-    return tuple(map(str, names))

@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import os
 import tomllib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,91 +14,18 @@ import torch
 from torch import Tensor
 
 from .audio import AudioTransform
-from .benchmarks import Benchmark
+from .benchmark import Benchmark
 from .errors import DataError
-from .files import Split, array_parts, read_arrays, read_bytes, read_cifar, read_mnist, read_svhn
-from .folders import Bad, read_folder, read_places365, read_texture, read_tin
+from .files import Split, array_parts, read_arrays, read_bytes
+from .folders import Bad
 from .images import ImageTransform
-from .loader import IN_MEMORY_SIDE, prepare, readable
 from .noise import channel_statistics, noise
-from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, as_set, labels, on_cpu, take
+from .prepared import IN_MEMORY_SIDE, prepare, readable
+from .reading import as_set, has_halves, official_reader, part_folders, read
+from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, labels, on_cpu, take
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _GREY = {"mean": (0.449,), "std": (0.226,)}  # of ImageNet in grey
-
-_CIFAR_FILES = {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin", "data_batch_1", "test_batch"}
-
-
-_PARTS = {"train", "val", "valid", "validation", "test"}  # what folders of parts are called
-
-
-def read(path: str | Path, split: Split = "test", *, label: str | None = None) -> DataSet:
-    """The data set at a path, by the looks of it.
-
-    Arrays (npz, npy, safetensors), SVHN's mat, and the folders of CIFAR, MNIST, SVHN, TinyImageNet, Textures and
-    Places365 as downloaded, of which `split` chooses the half; any other folder is one of images or sounds (see
-    `read_folder`, which `label` is for), or one of `train` and `test` folders of those.
-    """
-    path = Path(path).expanduser()
-    if path.is_file():
-        if path.suffix in (".npz", ".npy", ".safetensors"):
-            return read_arrays(path, split)
-        if path.suffix == ".mat":
-            return read_svhn(path)
-        raise DataError(
-            f"{path}: not a kind of file this reads (npz, npy, safetensors, mat); name a folder or convert it"
-        )
-    if not path.is_dir():
-        raise DataError(f"{path}: there is no such file or folder; check the path")
-    if (kind := _official(path)) and label is None:
-        where, reader = kind
-        return reader(where, split)
-    parts = _parts(path)
-    if parts:
-        return read_folder(parts.get(split) or parts["val"], label=label)
-    return read_folder(path, label=label)
-
-
-def _official(path: Path) -> tuple[Path, Callable[[Path, Split], DataSet]] | None:
-    """Where official files lie, and how they are read; None for any other folder."""
-    names = {entry.name for entry in path.iterdir()}
-    if names & _CIFAR_FILES or ({"meta", "test"} <= names and (path / "test").is_file()):
-        return path, read_cifar
-    raw = path / "raw" if "raw" in names else path
-    if any(raw.glob("*idx1-ubyte*")):
-        return raw, read_mnist
-    if names & {"train_32x32.mat", "test_32x32.mat"}:
-        return path, lambda folder, split: read_svhn(folder / f"{split}_32x32.mat")
-    if {"wnids.txt", "val"} <= names:
-        return path, read_tin
-    if path.name == "dtd" and "images" in names:
-        return path, lambda folder, _: read_texture(folder)
-    if names & {"val_256", "places365_val.txt"}:
-        return path, lambda folder, _: read_places365(folder)
-    return None
-
-
-def _parts(path: Path) -> dict[str, Path]:
-    """The folders `train`, `val` and `test` of a folder that has nothing else; validation by any of its names."""
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
-    if len(folders) < 2 or not {folder.name for folder in folders} <= _PARTS or not (path / "train").is_dir():
-        return {}
-    return {"val" if folder.name.startswith("val") else folder.name: folder for folder in folders}
-
-
-def _has_halves(path: Path) -> bool:
-    """Whether official files hold a training and a test half."""
-    names = {entry.name for entry in path.iterdir()}
-    names |= {entry.name for entry in (path / "raw").iterdir()} if (path / "raw").is_dir() else set()
-    return (
-        {"train_32x32.mat", "test_32x32.mat"} <= names
-        or {"train.bin", "test.bin"} <= names
-        or {"data_batch_1.bin", "test_batch.bin"} <= names
-        or {"data_batch_1", "test_batch"} <= names
-        or {"meta", "train", "test"} <= names
-        or {"wnids.txt", "train", "val"} <= names
-        or all(any(name.startswith(half) and "idx3-ubyte" in name for name in names) for half in ("train", "t10k"))
-    )
 
 
 @on_cpu
@@ -162,9 +89,9 @@ def _known(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, DataS
         path = Path(data).expanduser()
         if path.is_file() and {"train", "test"} <= (has := array_parts(path) if path.suffix != ".mat" else set()):
             data = {part: path for part in ("train", "val", "test") if part in has}
-        elif path.is_dir() and label is None and _official(path) and _has_halves(path):
+        elif path.is_dir() and label is None and official_reader(path) and has_halves(path):
             data = {"train": path, "test": path}
-        elif path.is_dir() and (parts := _parts(path)):
+        elif path.is_dir() and (parts := part_folders(path)):
             data = parts if "test" in parts else {"train": parts["train"], "test": parts["val"]}
         else:
             return split_by_class(read(path, label=label))
