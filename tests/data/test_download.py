@@ -291,9 +291,7 @@ def test_after_the_last_attempt_it_says_how_much_is_there_and_the_next_call_goes
     body = BODY * 4
     publish(x_bin=body)
     web.plan = [300_000, 100_000, 100_000]
-    with pytest.raises(
-        DataError, match=r"x\.bin.*connection was cut.*0\.5 MB of 1\.0 MB are there; call download again"
-    ):
+    with pytest.raises(DataError, match=r"x\.bin.*connection broke.*0\.5 MB of 1\.0 MB are there; call download again"):
         download("toy", tmp_path)
     assert part(tmp_path).read_bytes() == body[:500_000]
     assert not (tmp_path / "data").exists()
@@ -592,7 +590,7 @@ def test_leftovers_of_a_killed_process_are_removed(publish, tmp_path: Path) -> N
 
 # Several processes
 
-# Quick, without torch: the package is not imported, only its folder is known.
+# Quick, without torch: the package is not imported, only its folder is given.
 CHILD = """
 import json, signal, sys, types
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
@@ -687,7 +685,7 @@ def test_an_interrupt_releases_the_lock_and_keeps_a_download_whose_checksum_was_
     assert web.asked == [None]
 
 
-# What is said
+# What is shown
 
 
 class Terminal(io.StringIO):
@@ -738,12 +736,12 @@ def test_verify_names_what_is_missing_and_what_has_changed(kind: str, publish, t
 
 def test_verify_needs_the_manifest(publish, tmp_path: Path) -> None:
     publish(x_bin=BODY)
-    cure = r"delete .*data and call download\('toy'\)"
-    with pytest.raises(DataError, match=rf"toy\.json is missing, so 'toy' cannot be verified; {cure}"):
+    remedy = r"delete .*data and call download\('toy'\)"
+    with pytest.raises(DataError, match=rf"toy\.json is missing, so 'toy' cannot be verified; {remedy}"):
         verify("toy", tmp_path)
     download("toy", tmp_path)
     manifest = tmp_path / ".downloads/toy.json"
     for content in ("", "[]", "{}", '{"files": 1}', '{"files": {"x.bin": 1}}', '{"files": {"x.bin": ["a", "b"]}}'):
         manifest.write_text(content)
-        with pytest.raises(DataError, match=rf"toy\.json cannot be read .*; {cure}"):
+        with pytest.raises(DataError, match=rf"toy\.json cannot be read .*; {remedy}"):
             verify("toy", tmp_path)

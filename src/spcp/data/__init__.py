@@ -1,6 +1,6 @@
-"""Data: every set of the benchmarks, the user's own, and an embedded default that is real.
+"""Data sets: those of the benchmarks, the user's, and an embedded default of real data.
 
-`load_benchmark` finds or makes the sets, `Loader` makes batches of them.
+`load_benchmark` and `make_benchmark` give a `Benchmark`, `read` and `as_set` a data set, `Loader` batches.
 """
 
 from .audio import AudioTransform as AudioTransform

@@ -16,7 +16,7 @@ from .sets import DataSet, labels, rank_in_class, take
 
 @dataclass(frozen=True, repr=False)
 class Benchmark:
-    """Known data, odd data, and how both are prepared."""
+    """In-distribution data, out-of-distribution data by group, and how both are prepared."""
 
     name: str
     transform: Transform
@@ -27,47 +27,46 @@ class Benchmark:
     ood_val: Mapping[str, DataSet] = field(default_factory=dict)  # for choosing hyperparameters, never for results
     near: Mapping[str, DataSet] = field(default_factory=dict)
     far: Mapping[str, DataSet] = field(default_factory=dict)
-    shifted: Mapping[str, DataSet] = field(default_factory=dict)  # known classes, other conditions
+    shifted: Mapping[str, DataSet] = field(default_factory=dict)  # ID classes under other conditions
     notes: tuple[str, ...] = ()  # what is missing or incomplete, and how to get it
-    exceptions: Mapping[str, ImageTransform] = field(default_factory=dict)  # sets that are prepared in another way
+    exceptions: Mapping[str, ImageTransform] = field(default_factory=dict)  # sets with a transform that differs
 
     def transform_of(self, role: str) -> Transform:
-        """How the set "near/tin", say, is prepared: as all are, but for the exceptions."""
+        """Return the transform of a set such as "near/tin": the benchmark's, unless the set is an exception."""
         return self.exceptions.get(role, self.transform)
 
     def loader(self, role: str, **options: Any) -> Loader:
-        """Batches of the set "train" or "near/tin", say, with its transform; options are `Loader`'s."""
-        known = self.sets()
-        if role not in known:
-            raise DataError(f"{self.name}: has no set {role!r}; there are {', '.join(known)}")
-        return Loader(known[role], self.transform_of(role), **options)
+        """Return the batches of a set such as "train" or "near/tin", with its transform; options are `Loader`'s."""
+        sets = self.sets()
+        if role not in sets:
+            raise DataError(f"{self.name}: has no set {role!r}; there are {', '.join(sets)}")
+        return Loader(sets[role], self.transform_of(role), **options)
 
     def inputs(self) -> Inputs:
-        """What a network for it gets to see; one sample is prepared for it."""
+        """Return what a network for this benchmark expects, as seen from one prepared sample."""
         x, _ = next(iter(self.loader("test", batch_size=1)))
         return Inputs(self.class_names, tuple(x.shape[1:]), self.transform)
 
     def fewer(self, images: int | None) -> Benchmark:
-        """The same with at most so many training images, the first ones of each class; None leaves all."""
+        """Return the benchmark with at most so many training images, the first of each class; None leaves all."""
         if images is None or self.train is None or images >= len(self.train):
             return self
         each = images // len(self.class_names)
         if each < 1:
             raise DataError(f"{self.name}: {images} images are too few for {len(self.class_names)} classes; take more")
         index = (rank_in_class(labels(self.train)) < each).nonzero()[:, 0]
-        words = f"the first {each} of each class"
-        split = f"{self.train.split}, {words}" if self.train.split else words
+        split = ", ".join(filter(None, [self.train.split, f"the first {each} of each class"]))
         return dataclasses.replace(self, train=take(self.train, index, split=split))
 
     def sets(self) -> dict[str, DataSet]:
-        """All sets by role and name: "train", "val", "test", "ood_val/tin", "near/cifar100", ..."""
-        own = {"train": self.train, "val": self.val, "test": self.test}
+        """Return all sets by role and name: "train", "val", "test", "ood_val/tin", "near/cifar100", ..."""
+        parts = {"train": self.train, "val": self.val, "test": self.test}
         groups = {"ood_val": self.ood_val, "near": self.near, "far": self.far, "shifted": self.shifted}
-        known = {role: data for role, data in own.items() if data is not None}
-        return known | {f"{role}/{name}": data for role, group in groups.items() for name, data in group.items()}
+        id_sets = {role: data for role, data in parts.items() if data is not None}
+        return id_sets | {f"{role}/{name}": data for role, group in groups.items() for name, data in group.items()}
 
     def summary(self) -> str:
-        """A table of the sets, with sizes and where each split comes from, and the notes."""
+        """Return a table of the sets, with sizes and where each split comes from, and the notes."""
         lines = [f"{self.name}: {len(self.class_names)} classes"]
         width = max(map(len, self.sets()))
         lines += [f"  {role:<{width}}{len(data):>9}  {data.split}" for role, data in self.sets().items()]

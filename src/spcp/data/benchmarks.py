@@ -24,12 +24,12 @@ _log = logging.getLogger("spcp")
 
 @on_cpu
 def load_benchmark(name: str | Path, root: str | Path | None = None, *, strict: bool = False) -> Benchmark:
-    """A benchmark by name: cifar10, cifar100, imagenet200, imagenet; "digits", which is embedded; or a TOML file.
+    """Load a benchmark: cifar10, cifar100, imagenet200 or imagenet; "digits", which is embedded; or a TOML file.
 
     `root` (default: `$SPCP_DATA`, else `./data`) holds official files as they unpack (`cifar-10-batches-bin`, ...), or
     OpenOOD's folders (`images_classic`, `images_largescale`), and OpenOOD's `benchmark_imglist`, where you have it.
-    Nothing is decoded yet. A set that is not there is skipped, and a line (in the log, and in `notes`) says how to get
-    it; with `strict` it is an error, as is anything else that is not exactly OpenOOD's.
+    Nothing is decoded yet. A set that is missing is skipped, and the log and `notes` tell how to get it; with `strict`
+    it is an error, as is anything else that is not exactly OpenOOD's.
     """
     name = str(name) if str(name).endswith(".toml") else str(name).lower()
     if name == "digits":
@@ -37,9 +37,9 @@ def load_benchmark(name: str | Path, root: str | Path | None = None, *, strict: 
     if name.endswith(".toml"):
         return read_benchmark(name)
     if name not in BENCHMARKS:
-        known = ["digits", *BENCHMARKS]
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(known)}, or a .toml file of your own"
+        names = ["digits", *BENCHMARKS]
+        close = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean {close[0]}?" if close else f"there are {', '.join(names)}, or name a .toml file"
         raise DataError(f"no benchmark {name!r}; {hint}")
     benchmark = Finder(name, data_root(root)).load()
     for note in benchmark.notes:

@@ -1,4 +1,4 @@
-"""Decoding of samples, a batch at a time, in this process or in worker processes."""
+"""Decode samples, a batch at a time, in this process or in worker processes."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ Batch = tuple[Tensor, Tensor, list[tuple[str, str]]]  # samples, labels, (what, 
 
 
 def default_workers() -> int:
-    """One for each core that this process may use, at most 8."""
+    """Return one worker for each core that this process may use, at most 8."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(8, cores)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """The keys of every batch, made as they are asked for: an epoch of ImageNet has more than a million."""
+    """The keys of every batch, made when they are needed: an epoch of ImageNet has more than a million."""
 
     order: Tensor
     epoch: int
@@ -42,12 +42,12 @@ class Keys:
 
     def __iter__(self) -> Iterator[list[Key]]:
         for share in self.shares:
-            own = list(zip(self.order[share].tolist(), range(share.start, share.stop), strict=True))
-            yield [(i, self.epoch, p, *([v] * (v > 0))) for v in range(self.views) for i, p in own]
+            pairs = list(zip(self.order[share].tolist(), range(share.start, share.stop), strict=True))
+            yield [(i, self.epoch, p, *([v] * (v > 0))) for v in range(self.views) for i, p in pairs]
 
 
 class Decoder(Dataset[Batch]):
-    """Decodes a batch at a time, in whichever process it is called. Bad files come back as words, not as exceptions."""
+    """Decode a batch, in whichever process this is called; return messages, not exceptions, for unreadable files."""
 
     def __init__(self, data: DataSet, transform: Transform, train: bool, seed: int) -> None:
         self.data, self.transform, self.train, self.seed = data, transform, train, seed
@@ -76,12 +76,12 @@ class Decoder(Dataset[Batch]):
 
 
 def where_is(data: DataSet, index: int) -> str:
-    """What to call a sample in a message."""
+    """Return what to call a sample in a message."""
     return str(data.root / data.paths[index]) if isinstance(data, FileSet) else f"{data.name}, item {index}"
 
 
 def _decoded(sample: Any, transform: Transform, rng: np.random.Generator | None, where: str) -> Tensor:
-    """One sample of fixed shape: bytes (C, H, W), a waveform (samples,), or floats as they came."""
+    """Return one sample in a fixed shape: bytes (C, H, W), a waveform (samples,), or floats as they came."""
     if isinstance(sample, Tensor) and sample.is_floating_point():
         return sample.to(torch.float32)
     if isinstance(sample, np.ndarray) and sample.dtype.kind == "f":
@@ -100,7 +100,7 @@ def _decoded(sample: Any, transform: Transform, rng: np.random.Generator | None,
 
 
 def stream(decoder: Decoder, batches: Keys, workers: int, device: torch.device) -> Iterator[Batch]:
-    """Decoded batches in order. The generator keeps the loader from drawing on the global one."""
+    """Yield decoded batches in order. The generator keeps the loader from drawing on the global one."""
     loader: DataLoader[Batch] = DataLoader(
         decoder,
         batch_sampler=batches,

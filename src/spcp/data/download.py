@@ -275,7 +275,7 @@ def _transfer(remote: Remote, part: Path, homepage: str, bar: Bar) -> bool:
                 ) from error
         except (requests.RequestException, urllib3.exceptions.HTTPError) as error:
             timed_out, problem = "timed out" in str(error), error
-            lost = "the connection was cut" if _size(part) else f"no connection ({type(error).__name__})"
+            lost = "the connection broke" if _size(part) else f"no connection ({type(error).__name__})"
             reason = "no answer in time" if timed_out else lost
     raise DataError(
         f"Cannot download {remote.url}: {reason}, after {ATTEMPTS} attempts. {_mb(_size(part))} of {_mb(remote.size)} "

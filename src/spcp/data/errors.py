@@ -1,4 +1,4 @@
-"""What goes wrong with data: one sentence that names the input and the cure."""
+"""The error about a user's data: one sentence that names the input and what to do."""
 
 from __future__ import annotations
 

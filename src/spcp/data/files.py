@@ -1,6 +1,6 @@
-"""Readers for official files as they are downloaded: CIFAR, MNIST's idx, SVHN's mat, and npz or safetensors arrays.
+"""Readers for official files as they are downloaded (CIFAR, MNIST's idx, SVHN's mat) and for npz or safetensors arrays.
 
-Each returns a `TensorSet`, and says in one sentence what is wrong with a file. Nothing in a file is ever executed.
+Each returns a `TensorSet`, or raises one sentence on what is wrong with a file. Nothing in a file is ever executed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .sets import LABEL_NAMES, SAMPLE_NAMES, TensorSet, on_cpu, tensor_set
 
 Split = Literal["train", "test"]
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def check_split(split: str) -> None:
@@ -35,7 +35,7 @@ def check_split(split: str) -> None:
 
 
 def read_bytes(path: Path) -> bytes:
-    """The whole file, or one sentence on why not."""
+    """Read the whole file, or raise one sentence on why it cannot be read."""
     try:
         return path.read_bytes()
     except OSError as error:
@@ -46,10 +46,11 @@ def read_bytes(path: Path) -> bytes:
 
 
 def read_cifar(folder: str | Path, split: Split) -> TensorSet:
-    """CIFAR-10 or CIFAR-100 (fine labels), from the folder of the binary or the python version, in official order."""
+    """Read CIFAR-10 or CIFAR-100 (fine labels), from the binary or the python version, in official order."""
     folder = Path(folder).expanduser()
     check_split(split)
-    layout = next((own for own in _CIFAR_LAYOUTS.values() if any((folder / f).exists() for f in own[1] + own[2])), None)
+    layouts = _CIFAR_LAYOUTS.values()
+    layout = next((layout for layout in layouts if any((folder / f).exists() for f in layout[1] + layout[2])), None)
     if layout is None:
         raise DataError(
             f"{folder}: no CIFAR files here; expected one of the folders {', '.join(_CIFAR_LAYOUTS)} as downloaded"
@@ -59,11 +60,13 @@ def read_cifar(folder: str | Path, split: Split) -> TensorSet:
     parts = [reader(folder / file, hundred) for file in files]
     x = torch.from_numpy(np.concatenate([part[0] for part in parts])).view(-1, 3, 32, 32)
     y = torch.from_numpy(np.concatenate([part[1] for part in parts]))
-    return TensorSet(f"cifar{100 if hundred else 10}", x, y, _cifar_classes(folder, hundred), f"official {split} files")
+    return TensorSet(
+        f"cifar{100 if hundred else 10}", x, y, _cifar_class_names(folder, hundred), f"official {split} files"
+    )
 
 
 def _cifar_binary(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Records of one label byte (CIFAR-100: coarse, fine) and 3 x 32 x 32 pixels."""
+    """Read records of one label byte (CIFAR-100: coarse, fine) and 3 x 32 x 32 pixels."""
     head = 2 if hundred else 1
     raw = np.frombuffer(read_bytes(path), np.uint8)
     if not len(raw) or len(raw) % (head + 3072):
@@ -73,11 +76,11 @@ def _cifar_binary(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cifar_python(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A pickled dictionary with `data` (N, 3072) and `labels` or `fine_labels`, read without executing anything."""
+    """Read a pickled dictionary with `data` (N, 3072) and `labels` or `fine_labels`, without executing anything."""
     batch = load_plain_pickle(path)
     key = b"fine_labels" if hundred else b"labels"
     if not isinstance(batch, dict) or not {b"data", key} <= set(batch):
-        raise DataError(f"{path}: no dictionary with 'data' and '{key.decode()}', as CIFAR's python files hold")
+        raise DataError(f"{path}: no dictionary with 'data' and '{key.decode()}', as CIFAR's have; download it again")
     x, y = batch[b"data"], batch[key]
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
         raise DataError(f"{path}: 'data' is not N x 3072 bytes; download the file again")
@@ -106,9 +109,9 @@ def _cifar_labels(path: Path, y: np.ndarray, hundred: bool) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def _cifar_classes(folder: Path, hundred: bool) -> tuple[str, ...]:
+def _cifar_class_names(folder: Path, hundred: bool) -> tuple[str, ...]:
     if not hundred:
-        return CIFAR10_CLASSES
+        return CIFAR10_CLASS_NAMES
     if (folder / "fine_label_names.txt").exists():
         return tuple((folder / "fine_label_names.txt").read_text().split())
     if (folder / "meta").exists():
@@ -120,7 +123,7 @@ def _cifar_classes(folder: Path, hundred: bool) -> tuple[str, ...]:
 
 
 def read_cifar10c(folder: str | Path) -> TensorSet:
-    """CIFAR-10-C with each of the 10 000 test images once.
+    """Read CIFAR-10-C with each of the 10 000 test images once.
 
     The official files hold every image under every corruption at five severities. Image i gets corruption `i mod 15`
     (of the 15 standard ones, in alphabetic order) at severity `1 + (i div 15) mod 5`.
@@ -131,15 +134,17 @@ def read_cifar10c(folder: str | Path) -> TensorSet:
     image = np.arange(n)
     x = np.empty((n, 32, 32, 3), np.uint8)
     for k, corruption in enumerate(CORRUPTIONS):
-        own = image[k::15]
+        chosen = image[k::15]
         stack = _load_npy(folder / f"{corruption}.npy", mmap=True)  # (5 n, 32, 32, 3), severity by severity
         if stack.shape != (5 * n, 32, 32, 3) or stack.dtype != np.uint8:
             raise DataError(
                 f"{folder / corruption}.npy: {stack.shape} of {stack.dtype}, not {5 * n} x 32 x 32 x 3 bytes"
             )
-        x[own] = stack[(own // 15) % 5 * n + own]
+        x[chosen] = stack[(chosen // 15) % 5 * n + chosen]
     images = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
-    return TensorSet("cifar10c", images, torch.from_numpy(y[:n]), CIFAR10_CLASSES, "each image under one corruption")
+    return TensorSet(
+        "cifar10c", images, torch.from_numpy(y[:n]), CIFAR10_CLASS_NAMES, "each image under one corruption"
+    )
 
 
 CORRUPTIONS = (
@@ -237,9 +242,9 @@ class _PlainUnpickler(pickle.Unpickler):
 
 
 def load_plain_pickle(path: Path) -> Any:
-    """A pickle of plain values (numbers, strings, lists, dictionaries) and integer arrays.
+    """Read a pickle of plain values (numbers, strings, lists, dictionaries) and integer arrays.
 
-    Anything else in it, a reference to a function say, is refused before it is touched: numpy's own names stand here
+    Anything else in it, such as a reference to a function, is refused before it is touched: numpy's names stand here
     for small classes that check a shape against its bytes.
     """
     try:
@@ -264,7 +269,7 @@ def _unwrapped(value: Any) -> Any:
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """An array of bytes in MNIST's idx format, gzipped or not: magic number 0 0 8 ndim, sizes, values."""
+    """Read an array of bytes in MNIST's idx format, gzipped or not: magic number 0 0 8 ndim, sizes, values."""
     path = Path(path).expanduser()
     raw = read_bytes(path)
     stream: Any = gzip.GzipFile(fileobj=io.BytesIO(raw)) if raw[:2] == b"\x1f\x8b" else io.BytesIO(raw)
@@ -280,18 +285,18 @@ def read_idx(path: str | Path) -> np.ndarray:
         shape = np.frombuffer(header, ">u4").tolist()
         size = math.prod(shape)
         if size > 2**40:
-            raise DataError(f"{path}: its header says {size} values; download it again")
-        data = stream.read(size + 1)  # no more than the header says, whatever the archive unpacks to
+            raise DataError(f"{path}: its header promises {size} values; download it again")
+        data = stream.read(size + 1)  # no more than the header promises, whatever the archive unpacks to
     except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
         raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
     if len(data) != size:
         has = "more" if len(data) > size else f"{len(data)}"
-        raise DataError(f"{path}: its header says {size} values, but it has {has}; download it again")
+        raise DataError(f"{path}: its header promises {size} values, but it has {has}; download it again")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def read_mnist(folder: str | Path, split: Split) -> TensorSet:
-    """MNIST, Fashion-MNIST, KMNIST: the four idx files of one folder, gzipped or not."""
+    """Read MNIST, Fashion-MNIST or KMNIST: the four idx files of one folder, gzipped or not."""
     folder = Path(folder).expanduser()
     check_split(split)
     stem = "train" if split == "train" else "t10k"
@@ -317,11 +322,11 @@ def _first(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_svhn(path: str | Path) -> TensorSet:
-    """SVHN's cropped digits, `test_32x32.mat` or `train_32x32.mat`; the digit 0, which the file calls 10, becomes 0."""
+    """Read SVHN's cropped digits, `test_32x32.mat` or `train_32x32.mat`; the digit 0, 10 in the file, becomes 0."""
     path = Path(path).expanduser()
     io_module = need("scipy.io", "scipy")
     if not path.is_file():
-        raise DataError(f"{path}: No such file; check the path")
+        raise DataError(f"{path}: there is no such file; check the path")
     try:
         content = io_module.loadmat(path, variable_names=["X", "y"])
         x, y = content["X"], content["y"].reshape(-1)
@@ -342,15 +347,15 @@ def read_svhn(path: str | Path) -> TensorSet:
     return TensorSet("svhn", torch.from_numpy(images), torch.from_numpy(labels), tuple("0123456789"), path.name)
 
 
-# --- arrays of one's own ----------------------------------------------------------------------------------------------
+# --- a user's arrays --------------------------------------------------------------------------------------------------
 
 
 @on_cpu
 def read_arrays(path: str | Path, split: str = "") -> TensorSet:
-    """Images or embeddings in a npz, npy or safetensors file.
+    """Read images or embeddings from a npz, npy or safetensors file.
 
-    The samples are called images, embeddings, features, x, data or arr_0; their labels, which may be missing, labels,
-    y, targets or arr_1. With a split, names such as `test_images` or `x_test` come first. Images are (N, H, W),
+    The samples have a name such as images, embeddings, features, x, data or arr_0; their labels, which may be missing,
+    labels, y, targets or arr_1. With a split, names such as `test_images` or `x_test` come first. Images are (N, H, W),
     (N, H, W, C) or (N, C, H, W) bytes; everything else is taken as floats.
     """
     path = Path(path).expanduser()
@@ -360,24 +365,24 @@ def read_arrays(path: str | Path, split: str = "") -> TensorSet:
         names = ", ".join((*SAMPLE_NAMES, "arr_0"))
         raise DataError(f"{path}: holds {sorted(arrays) or 'nothing'}; call the samples one of {names}")
     if x.ndim < 2:
-        raise DataError(f"{path}: samples of shape {tuple(x.shape)} are no images (N, H, W) and no embeddings (N, D)")
+        raise DataError(f"{path}: samples of shape {tuple(x.shape)} are neither images (N, H, W) nor embeddings (N, D)")
     if not (x.dtype == torch.uint8 or x.is_floating_point()):
         if x.is_complex() or (x.ndim > 2 and (x.min() < 0 or x.max() > 255)):
             raise DataError(f"{path}: {x.dtype} samples are neither images of 0 to 255 nor floats; convert them")
         x = x.to(torch.uint8) if x.ndim > 2 else x.float()
     y = _named(path, arrays, (*LABEL_NAMES, "arr_1"), split)
-    found = tensor_set(str(path), x, y, f"{split} arrays" if split else "all")
-    return dataclasses.replace(found, name=path.stem)
+    data = tensor_set(str(path), x, y, f"{split} arrays" if split else "all")
+    return dataclasses.replace(data, name=path.stem)
 
 
 def array_parts(path: Path) -> set[str]:
-    """Which of train, val and test a npz or safetensors file has arrays for."""
+    """Return which of train, val and test a npz or safetensors file has arrays for."""
     names = set(_load_arrays(path))
     return {part for part in ("train", "val", "test") for n in SAMPLE_NAMES if {f"{part}_{n}", f"{n}_{part}"} & names}
 
 
 def _load_arrays(path: Path) -> Mapping[str, Any]:
-    """Arrays by name, read when they are asked for (npz)."""
+    """Return arrays by name, read when they are needed (npz)."""
     raw = read_bytes(path)
     try:
         if path.suffix == ".safetensors":

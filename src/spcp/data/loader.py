@@ -28,23 +28,23 @@ class Loader:
     """Batches (x, y) of a data set, prepared by the benchmark's transform.
 
     `Loader(data, transform)` goes through the data in order, by the test transform: for evaluation, and for what
-    detectors fit. With `train=True` it is shuffled and augmented, anew in every epoch.
+    scores fit. With `train=True` every epoch is shuffled and augmented differently.
 
     Args:
         data: a set, or anything `as_set` takes.
         transform: the benchmark's. Bytes and files need one; floats are passed on as they are.
-        batch_size: of all processes together; with `world_size` processes each gets its share of every batch.
-        train: shuffle and augment. Across processes the last batch is cut to equal shares.
-        seed: of order and augmentation.
+        batch_size: samples in a batch of all processes together; each of `world_size` processes gets its share.
+        train: shuffle and augment. Across processes the last batch is shortened to equal shares.
+        seed: the seed of order and augmentation.
         device: where batches, and data that fits in memory, live.
         rank: the number of this process.
-        world_size: how many there are.
+        world_size: the number of processes.
         workers: processes that decode (default: one for each core, at most 8); 0 decodes in this one.
-        bad: "raise" stops at a file that cannot be read; "skip" leaves out all of those and puts them into `skipped`,
-            for which every file is decoded once, in advance.
+        bad: "raise" stops at a file that cannot be read; "skip" decodes every file once in advance, leaves out those
+            that cannot be read, and lists them in `skipped`.
         cache: keep files that were prepared once, as bytes, in the user's cache folder.
-        views: in training, how often each sample of a batch comes, augmented differently: x is (views * B, ...), first
-            all samples once, then all again; y is (B,).
+        views: how often each sample of a training batch comes, augmented differently: x is (views * B, ...), first all
+            samples once, then all again; y is (B,).
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class Loader:
         data = as_set(data)
         check_fit(data, transform, bad)
         if not len(data):
-            raise DataError(f"{data.name}: is empty; nothing can be loaded from it")
-        self.skipped: dict[str, str] = {}  # what could not be read, and why
+            raise DataError(f"{data.name}: is empty; give a data set with samples")
+        self.skipped: dict[str, str] = {}  # file -> why it cannot be read
         self.workers = default_workers() if workers is None else workers
         self.transform, self.batch_size, self.train, self.seed = transform, batch_size, train, seed
         self.device, self.rank, self.world_size, self.bad = torch.device(device), rank, world_size, bad
         self.views = views if train else 1
-        self.next_epoch = 0  # which epoch `for x, y in loader` goes through next; may be set
+        self.next_epoch = 0  # the epoch that `for x, y in loader` goes through next; may be set
         if isinstance(data, FileSet) and bad == "skip":
             data, self.skipped = readable_files(data, self.workers, cache)
         in_memory = fits_in_memory(data, transform, train)
@@ -90,26 +90,26 @@ class Loader:
         self._memory = Memory(data, transform, train, self.device) if in_memory else None
 
     def __len__(self) -> int:
-        """Batches in an epoch (in evaluation, of all processes together)."""
+        """Return the number of batches in an epoch (in evaluation, of all processes together)."""
         full, rest = divmod(len(self.data), self.batch_size)
         return full + (rest >= (self.world_size if self.train else 1))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """One epoch; in training the next one each time."""
+        """Go through one epoch; in training, through the next one each time."""
         epoch, self.next_epoch = self.next_epoch, self.next_epoch + self.train
         return self.epoch(epoch)
 
     def epoch(self, epoch: int, start: int = 0) -> Iterator[tuple[Tensor, Tensor]]:
-        """The batches of an epoch from the `start`-th on."""
+        """Yield the batches of an epoch from the `start`-th on."""
         if epoch < 0 or not 0 <= start <= len(self):
             raise DataError(f"epoch {epoch} from batch {start}: epochs count from 0, and have batches 0 to {len(self)}")
         order, windows = self._plan(epoch)
         shares = [self._share(batch) for batch in range(start, len(self))]
-        shares = [share for share in shares if share.start < share.stop]  # evaluation: the rest may not go round
+        shares = [share for share in shares if share.start < share.stop]  # the last batch may be too small for all
         if self._memory is not None:
             order, windows = order.to(self.device), windows.to(self.device)
             for share in shares:
-                views = [self._memory.batch(order[share], own[share]) for own in windows]
+                views = [self._memory.batch(order[share], window[share]) for window in windows]
                 yield (torch.cat([x for x, _ in views]) if len(views) > 1 else views[0][0]), views[0][1]
             return
         if not shares:
@@ -124,13 +124,13 @@ class Loader:
 
     @on_cpu
     def order(self, epoch: int = 0) -> Tensor:
-        """Which samples this process sees in an epoch, in order (by index in `data`)."""
+        """Return which samples this process sees in an epoch, in order (as indices into `data`)."""
         order, _ = self._plan(epoch)
         return torch.cat([order[:0], *(order[self._share(batch)] for batch in range(len(self)))])
 
     @on_cpu
     def _plan(self, epoch: int) -> tuple[Tensor, Tensor]:
-        """For every position of an epoch: which sample (N,), and which window of it for each view (views, N)."""
+        """Return for every position of an epoch its sample (N,), and the window of it for each view (views, N)."""
         n = len(self.data)
         if not self.train:
             return torch.arange(n), torch.zeros(1, n, dtype=torch.int64)
@@ -144,7 +144,7 @@ class Loader:
         return order, windows
 
     def _share(self, batch: int) -> slice:
-        """Positions of this process in a batch."""
+        """Return the positions of this process in a batch."""
         start = batch * self.batch_size
         size = min(self.batch_size, len(self.data) - start)
         if self.train:

@@ -1,4 +1,4 @@
-"""A data set as one tensor on the device, and the last step of preparing: normalising, or the spectrogram."""
+"""A data set as one tensor on the device, and the last step to a network: normalisation, or the spectrogram."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from .sets import DataSet, TensorSet
 class Memory:
     """A data set as one tensor on the device.
 
-    A window of a padded image is numbered `2 * place + mirrored`. On the CPU a compiled kernel cuts every image of a
-    batch at its own and normalises it, in one pass. Without it, and on other devices, that is one gather: row w of
-    `table` lists the pixels of the padded image that window w is made of.
+    A window of a padded image has the number `2 * place + mirrored`. On the CPU a compiled kernel crops every image of
+    a batch at its window and normalises it, in one pass. Without it, and on other devices, that is one gather: row w
+    of `table` lists the pixels of the padded image that window w is made of.
     """
 
     def __init__(self, data: DataSet, transform: Transform, train: bool, device: torch.device) -> None:
@@ -49,7 +49,7 @@ class Memory:
             assert isinstance(self.transform, ImageTransform)
             scale, shift = scale_and_shift(self.transform.mean, self.transform.std, index.device)
             windows = window if self.augmented else None
-            return native.cut(self.x, index, windows, self.transform.padding, scale, shift), y
+            return native.crop(self.x, index, windows, self.transform.padding, scale, shift), y
         x = self.rows.index_select(0, index)
         if self.augmented:
             pixels = self.table.index_select(0, window)[:, None]  # (B, 1, side * side)
@@ -58,7 +58,7 @@ class Memory:
 
 
 def finish(x: Tensor, transform: Transform) -> Tensor:
-    """What the network gets: bytes as `(x / 255 - mean) / std`, waveforms as spectrograms, floats as they are."""
+    """Make what the network gets: bytes as `(x / 255 - mean) / std`, waveforms as spectrograms, floats as they are."""
     if isinstance(transform, AudioTransform) and x.ndim == 2:
         return log_mel(x, transform)
     if x.dtype != torch.uint8:
@@ -66,12 +66,12 @@ def finish(x: Tensor, transform: Transform) -> Tensor:
     assert isinstance(transform, ImageTransform)
     scale, shift = scale_and_shift(transform.mean, transform.std, x.device)
     if native.available() and x.device.type == "cpu":
-        return native.cut(x.contiguous(), None, None, 0, scale, shift)
+        return native.crop(x.contiguous(), None, None, 0, scale, shift)
     return x.to(torch.float32).mul_(scale).sub_(shift)
 
 
 @functools.lru_cache
 def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """`x * scale - shift = (x / 255 - mean) / std`, each (C, 1, 1)."""
+    """Return scale and shift (C, 1, 1) with `x * scale - shift = (x / 255 - mean) / std`."""
     means, deviations = (torch.tensor(v, dtype=torch.float32, device=device).view(-1, 1, 1) for v in (mean, std))
     return 1 / (255 * deviations), means / deviations

@@ -1,8 +1,8 @@
-"""Where OpenOOD's data sets lie: below its own folders with its image lists, or as official files.
+"""Find OpenOOD's data sets: in its folders, with its image lists, or as official files.
 
-Where OpenOOD's image lists are present the splits are exactly its own. Where only official files are, a deterministic
-split stands in; each set carries in `split` which of the two it is, and `Benchmark.summary()` prints it. From official
-files MNIST and SVHN are the original pixels; OpenOOD's copies went through JPEG.
+With OpenOOD's image lists the splits are exactly OpenOOD's. With official files alone, a deterministic split stands in;
+each set carries in `split` which of the two it is, and `Benchmark.summary()` prints it. From official files MNIST and
+SVHN are the original pixels; OpenOOD's copies went through JPEG.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from .benchmark import Benchmark
 from .download import SOURCES
 from .errors import DataError
-from .files import CIFAR10_CLASSES, read_cifar, read_cifar10c, read_mnist, read_svhn
+from .files import CIFAR10_CLASS_NAMES, read_cifar, read_cifar10c, read_mnist, read_svhn
 from .folders import parse_imglist, read_folder, read_places365, read_texture, read_tin
 from .openood import BENCHMARKS, IMAGENET, Part
 from .sets import DataSet, FileSet, TensorSet, as_ood, labels, rank_in_class, take
@@ -38,7 +38,7 @@ _IMAGE_ROOTS = ("images_classic", "images_largescale", ".")
 
 
 class Finder:
-    """Finds the parts of one benchmark below a root, and keeps notes of what is not there."""
+    """Find the parts of one benchmark below a root, and keep notes of what is missing."""
 
     def __init__(self, name: str, root: Path) -> None:
         if not root.is_dir():
@@ -67,41 +67,42 @@ class Finder:
                 "published ones; get it by way of https://github.com/Jingkang50/OpenOOD"
             )
         train, val = self.find("train", self.name, spec.train), self.find("val", self.name, spec.val)
-        odd = {
+        ood = {
             role: {name: as_ood(data) for name, part in parts.items() if (data := self.find(role, name, part))}
             for role, parts in (("ood_val", spec.ood_val), ("near", spec.near), ("far", spec.far))
         }
-        classes = test.class_names or (
-            CIFAR10_CLASSES if self.name == "cifar10" else tuple(map(str, range(spec.num_classes)))
-        )
+        numbers = tuple(map(str, range(spec.num_classes)))
+        class_names = test.class_names or (CIFAR10_CLASS_NAMES if self.name == "cifar10" else numbers)
         shifted = {name: data for name, part in spec.shifted.items() if (data := self.find("shifted", name, part))}
         for name, data in list(shifted.items()):
-            if data.class_names and data.class_names != classes:  # read from folders of its own, without a list
+            if data.class_names and data.class_names != class_names:  # read from its folders, without a list
                 del shifted[name]
                 self.notes.append(
                     f"shifted/{name}: its classes are not the benchmark's, so it needs OpenOOD's list; skipped"
                 )
-        # ImageNet-C comes cut to 224 pixels; OpenOOD leaves it so.
-        cut = {"shifted/imagenet_c": dataclasses.replace(IMAGENET, resize=224)} if "imagenet_c" in shifted else {}
+        # ImageNet-C comes cropped to 224 pixels; OpenOOD leaves it so.
+        exceptions = (
+            {"shifted/imagenet_c": dataclasses.replace(IMAGENET, resize=224)} if "imagenet_c" in shifted else {}
+        )
         return Benchmark(
             self.name,
             spec.transform,
-            classes,
+            class_names,
             train,
             val,
             test,
-            **odd,
+            **ood,
             shifted=shifted,
             notes=tuple(self.notes),
-            exceptions=cut,
+            exceptions=exceptions,
         )
 
     def imglist(self, part: Part) -> Path:
-        """Where the list of a part would be."""
+        """Return where the list of a part would be."""
         return self.root / "benchmark_imglist" / f"{part.imglist}.txt"
 
     def find(self, role: str, name: str, part: Part) -> DataSet | None:
-        """One set: by its list if that is there, else by the rule; never some parts of a source so and others so."""
+        """Return one set: by its list if that is there, else by the rule; never both for the parts of one source."""
         imglist = self.imglist(part)
         if not imglist.exists() and any(self.imglist(p).exists() for p in self.parts if p.source == part.source):
             self.notes.append(
@@ -120,14 +121,14 @@ class Finder:
         return data
 
     def listed(self, imglist: Path, part: Part) -> DataSet | None:
-        """The images of a list, from OpenOOD's own folders or else from official files."""
+        """Return the images of a list, from OpenOOD's folders or else from official files."""
         paths, y = parse_imglist(imglist)
-        found = {folder: _present(folder, paths) for folder in (self.root / base for base in _IMAGE_ROOTS)}
-        folder, index = max(found.items(), key=lambda item: len(item[1]))
-        if 2 * len(index) > len(paths):  # a few strays do not make a data set
+        present = {folder: _present(folder, paths) for folder in (self.root / base for base in _IMAGE_ROOTS)}
+        folder, index = max(present.items(), key=lambda item: len(item[1]))
+        if 2 * len(index) > len(paths):  # a few files do not make a data set
             chosen = tuple(paths[i] for i in index)
             return FileSet(part.source, folder, chosen, torch.tensor([y[i] for i in index]), split="OpenOOD's list")
-        if part.source == "cifar10c":  # its official files are arrays, which the list's names say nothing about
+        if part.source == "cifar10c":  # its official files are arrays, which the list's names do not describe
             return self.ruled(part)
         data = self.official("imagenet" if part.source == "imagenet200" else part.source, part.half)
         if data is None:
@@ -137,15 +138,15 @@ class Finder:
         tails, where = _positions(data, paths)
         index = [i for i, tail in enumerate(tails) if tail in where]
         data = take(data, [where[tails[i]] for i in index], split="OpenOOD's list, official files")
-        known = torch.tensor([y[i] for i in index], dtype=torch.int64)
+        listed = torch.tensor([y[i] for i in index], dtype=torch.int64)
         if isinstance(data, FileSet):
-            return dataclasses.replace(data, y=known, class_names=())
-        if len(known) and known.min() >= 0 and not torch.equal(known, labels(data)):
-            raise DataError(f"{imglist}: its labels are not those of the files below {self.root}; get both anew")
+            return dataclasses.replace(data, y=listed, class_names=())
+        if len(listed) and listed.min() >= 0 and not torch.equal(listed, labels(data)):
+            raise DataError(f"{imglist}: its labels are not those of the files below {self.root}; download both again")
         return data
 
     def ruled(self, part: Part) -> DataSet | None:
-        """Without a list: official files, split by a rule that is written down."""
+        """Return a part without a list: official files, split by the part's rule."""
         data = self.official(part.source, part.half)
         if data is None or (data.name == "imagenet" and not data.class_names):  # a flat folder has no labels
             return None
@@ -153,7 +154,7 @@ class Finder:
         return take(data, index, split=f"spcp's split: {part.rule_text}")
 
     def official(self, source: str, half: str) -> DataSet | None:
-        """A source from official files, read once."""
+        """Return a source from official files, read once."""
         if source == "imagenet200":
             return self.imagenet200(half)
         if (source, half) not in self.read:
@@ -161,7 +162,7 @@ class Finder:
         return self.read[source, half]
 
     def candidates(self, source: str, half: str) -> Iterator[DataSet]:
-        """The source in every folder that holds it."""
+        """Yield the source from every folder that holds it."""
         for base in (".", *_IMAGE_ROOTS[:2]):
             for name in _FOLDERS.get(source, (source,)):
                 folder = self.root / base / name
@@ -171,7 +172,7 @@ class Finder:
                         yield data
 
     def imagenet200(self, half: str) -> DataSet | None:
-        """The classes of ImageNet-R, which are those of ImageNet-200, out of ImageNet."""
+        """Return the classes of ImageNet-R, which are those of ImageNet-200, out of ImageNet."""
         data, renditions = self.official("imagenet", half), self.official("imagenet_r", "test")
         if data is None or renditions is None or not data.class_names:
             return None
@@ -182,7 +183,7 @@ class Finder:
 
 
 def _read_source(source: str, half: str, folder: Path, name: str) -> DataSet | None:
-    """A source from its official files in a folder of that name; None if this half of it is not there."""
+    """Read a source from its official files in a folder of that name; None if this half of it is not there."""
     if source in ("cifar10", "cifar100"):
         first = ("data_batch_1", "train") if half == "train" else ("test_batch", "test")
         here = any((folder / f"{name}{suffix}").is_file() for name in first for suffix in ("", ".bin"))
@@ -214,22 +215,22 @@ def _read_source(source: str, half: str, folder: Path, name: str) -> DataSet | N
 
 
 def _present(folder: Path, paths: tuple[str, ...]) -> list[int]:
-    """Which of the paths exist, with one look into each folder."""
+    """Return the indices of the paths that exist; each folder is listed once."""
     by_parent: dict[str, list[int]] = {}
     for i, path in enumerate(paths):
         by_parent.setdefault(path.rpartition("/")[0], []).append(i)
-    found: list[int] = []
+    present: list[int] = []
     for parent, members in by_parent.items():
         if (folder / parent).is_dir():
             names = {entry.name for entry in os.scandir(folder / parent)}
-            found += [i for i in members if paths[i].rpartition("/")[2] in names]
-    return sorted(found)
+            present += [i for i in members if paths[i].rpartition("/")[2] in names]
+    return sorted(present)
 
 
 def _positions(data: DataSet, paths: tuple[str, ...]) -> tuple[list[str], dict[str, int]]:
-    """By what each image of a list is found among official files, and where those are.
+    """Return the key of each listed image, and the position of each key among official files.
 
-    That is the name of the file, with its folder where names repeat; for CIFAR, whose lists call the n-th image of a
+    A key is the name of the file, with its folder where names repeat; for CIFAR, whose lists call the n-th image of a
     class (from 1, in official order) `cifar10/test/airplane/0001.png`, class and number.
     """
     if isinstance(data, FileSet):
@@ -247,7 +248,7 @@ def _positions(data: DataSet, paths: tuple[str, ...]) -> tuple[list[str], dict[s
 
 
 def _tail(path: str, depth: int) -> str:
-    """The last parts of a path.
+    """Return the last parts of a path.
 
     >>> _tail("a/b/c.png", 2)
     'b/c.png'

@@ -1,4 +1,4 @@
-"""Data sets prepared once, in memory and in the user's cache folder, and the files that cannot be read left out."""
+"""Prepare a whole data set once, for memory and for the cache folder, and leave out files that cannot be read."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ IN_MEMORY_BYTES = 4 << 30  # if they are not too many
 def prepare(
     data: Any, transform: Transform, *, workers: int | None = None, bad: Bad = "raise", cache: bool = True
 ) -> TensorSet:
-    """The whole set in memory, by the test transform: images as bytes (N, C, crop, crop), sounds as spectrograms.
+    """Load a whole set by the test transform: images as bytes (N, C, crop, crop), sounds as spectrograms.
 
-    What comes of files is kept in the cache folder, under a key of their names, sizes and times and of the transform.
-    With `bad="skip"`, files that cannot be read are left out, and a warning says how many.
+    Prepared files are kept in the cache folder, under a key of their names, sizes and times and of the transform.
+    With `bad="skip"`, files that cannot be read are left out, with a warning.
     """
     data = as_set(data)
     check_fit(data, transform, bad)
@@ -53,7 +53,7 @@ def prepare(
     how = dataclasses.replace(transform, mean=0.0, std=1.0) if isinstance(transform, AudioTransform) else transform
     if isinstance(data, FileSet) and cache:
         shape = _shape_of(data, how)
-        x = cached(_key(data, how), lambda: _decode_all(data, how, workers)[0], lambda own: own.shape == shape)
+        x = cached(_key(data, how), lambda: _decode_all(data, how, workers)[0], lambda x: x.shape == shape)
         y = data.y
     else:
         x, y = _decode_all(data, how, workers)
@@ -63,7 +63,7 @@ def prepare(
 
 
 def check_fit(data: DataSet, transform: Transform, bad: Bad) -> None:
-    """Say early what would fail late: a transform for other data, or none for data that needs one."""
+    """Raise early what would fail late: a transform for other data, or none for data that needs one."""
     if bad not in ("raise", "skip"):
         raise DataError(f'bad must be "raise" or "skip", not {bad!r}')
     if not isinstance(transform, ImageTransform | AudioTransform | None):
@@ -76,11 +76,11 @@ def check_fit(data: DataSet, transform: Transform, bad: Bad) -> None:
             f"{data.name}: {kind}s need a transform, such as the benchmark's: Loader(data, benchmark.transform)"
         )
     if kind and isinstance(transform, ImageTransform) != (kind == "image"):
-        raise DataError(f"{data.name}: {kind}s do not go with an {type(transform).__name__}")
+        raise DataError(f"{data.name}: {kind}s do not go with an {type(transform).__name__}; use the other transform")
 
 
 def fits_in_memory(data: DataSet, transform: Transform, train: bool = False) -> bool:
-    """Whether a set lives as one tensor: small images and sounds, once decoded. Somebody else's items may augment."""
+    """Return whether a set can live as one tensor: small images and sounds, but not items, which may augment."""
     if isinstance(data, TensorSet) and data.x.dtype != torch.uint8:
         return True
     if isinstance(data, ItemSet) or (
@@ -102,24 +102,24 @@ def _shape_of(data: FileSet, transform: Transform) -> tuple[int, ...]:
 
 
 def _decode_all(data: DataSet, transform: Transform, workers: int | None) -> tuple[np.ndarray, Tensor]:
-    """Every sample by the test transform, and its label."""
+    """Return every sample by the test transform, and the labels."""
     decoder, out, labels, done = Decoder(data, transform, train=False, seed=0), np.empty(0), [], 0
     for x, y, problems in _in_order(decoder, f"preparing {data.name}", workers):
         if problems:
             raise DataError(problems[0][1])
-        own = (finish(x, transform) if isinstance(transform, AudioTransform) else x).numpy()
-        if not done:
-            out = np.empty((len(data), *own.shape[1:]), own.dtype)  # once: a list of parts would take twice the memory
-        if own.shape[1:] != out.shape[1:] or own.dtype != out.dtype:
-            raise DataError(f"{data.name}: samples of shape {own.shape[1:]} and {out.shape[1:]}; make them alike")
-        out[done : done + len(own)] = own
+        batch = (finish(x, transform) if isinstance(transform, AudioTransform) else x).numpy()
+        if not done:  # once: a list of parts would take twice the memory
+            out = np.empty((len(data), *batch.shape[1:]), batch.dtype)
+        if batch.shape[1:] != out.shape[1:] or batch.dtype != out.dtype:
+            raise DataError(f"{data.name}: samples of shape {batch.shape[1:]} and {out.shape[1:]}; resize them alike")
+        out[done : done + len(batch)] = batch
         labels.append(y)
-        done += len(own)
+        done += len(batch)
     return out, torch.cat(labels)
 
 
 def _in_order(decoder: Decoder, what: str, workers: int | None) -> Iterator[Batch]:
-    """All samples of a set, 256 at a time; workers are worth their start for many only."""
+    """Yield all samples of a set, 256 at a time; workers are worth their start only for many."""
     count = len(decoder.data)
     shares = [slice(start, min(start + 256, count)) for start in range(0, count, 256)]
     used = 0 if count <= 1024 else default_workers() if workers is None else workers
@@ -129,9 +129,9 @@ def _in_order(decoder: Decoder, what: str, workers: int | None) -> Iterator[Batc
 
 @on_cpu
 def readable(data: FileSet, workers: int | None = None, *, cache: bool = True) -> FileSet:
-    """The set without the files that cannot be read; a warning says how many they are, and why.
+    """Return the set without the files that cannot be read, with a warning about how many they are, and why.
 
-    Every file is decoded once; the result is kept in the cache folder.
+    Every file is decoded once, and the cache folder keeps the result.
     """
     left, bad = readable_files(data, workers, cache)
     if bad:
@@ -143,16 +143,16 @@ def readable(data: FileSet, workers: int | None = None, *, cache: bool = True) -
 
 
 def readable_files(data: FileSet, workers: int | None, cache: bool) -> tuple[FileSet, dict[str, str]]:
-    """The files that can be read, and of the others why not."""
+    """Return the files that can be read, and for each other one why it cannot."""
     transform = ImageTransform(1, 1, (0.5,), (0.5,)) if data.kind == "image" else _SHORT  # as little work as possible
     decoder = Decoder(data, transform, train=False, seed=0)
 
     def build() -> np.ndarray:
         batches = _in_order(decoder, f"reading {data.name}", workers)
-        wrong = {where for _, _, problems in batches for where, _ in problems}
-        return np.array([where_is(data, i) not in wrong for i in range(len(data))])
+        unreadable = {where for _, _, problems in batches for where, _ in problems}
+        return np.array([where_is(data, i) not in unreadable for i in range(len(data))])
 
-    fits = lambda own: own.shape == (len(data),) and own.dtype == bool  # noqa: E731
+    fits = lambda good: good.shape == (len(data),) and good.dtype == bool  # noqa: E731
     good = cached(_key(data, None), build, fits) if cache else build()
     bad: dict[str, str] = {}
     for i in np.flatnonzero(~good).tolist():  # again, for the reasons
@@ -169,7 +169,7 @@ _SHORT = AudioTransform(sample_rate=1000, seconds=0.1, mels=5, window=0.05)
 
 
 def _key(data: FileSet, transform: Transform) -> str:
-    """Of everything that the prepared bytes depend on; the last part changes when the way of preparing does."""
+    """Return a key of all that the prepared bytes depend on; its last part changes when the way of preparing does."""
     files = []
     for path in data.paths:
         try:
@@ -184,14 +184,14 @@ def _key(data: FileSet, transform: Transform) -> str:
 
 
 def content_key(data: DataSet, transform: Transform, rows: range) -> str | None:
-    """A short name for the contents of some rows, labels included; None for items of others, which may change."""
+    """Return a key of the contents of some rows, labels included; None for an `ItemSet`, which may change."""
     if isinstance(data, TensorSet):
-        part = slice(rows.start, rows.stop)
+        chosen = slice(rows.start, rows.stop)
         digest = hashlib.sha256(f"{tuple(data.x.shape[1:])} {data.x.dtype}".encode())
-        for tensor in (data.x[part], data.y[part]):
+        for tensor in (data.x[chosen], data.y[chosen]):
             digest.update(raw(tensor))
         return digest.hexdigest()[:32]
     if isinstance(data, FileSet):
-        own = cast("FileSet", take(data, rows))
-        return key_of(_key(own, transform), own.y.tolist())
+        part = cast("FileSet", take(data, rows))
+        return key_of(_key(part, transform), part.y.tolist())
     return None

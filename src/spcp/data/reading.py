@@ -1,4 +1,4 @@
-"""A data set of a path (`read`, which recognises what lies there) or of anything that holds samples (`as_set`)."""
+"""Make a data set: `read` one from a path, whose format it recognises, or `as_set` of anything that holds samples."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from .folders import read_folder, read_places365, read_texture, read_tin
 from .sets import LABEL_NAMES, DataSet, FileSet, ItemSet, TensorSet, on_cpu, sample_and_label, tensor_set
 
 _CIFAR_FILES = {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin", "data_batch_1", "test_batch"}
-_PARTS = {"train", "val", "valid", "validation", "test"}  # what folders of parts are called
+_PARTS = {"train", "val", "valid", "validation", "test"}  # names of part folders
 
 
 def read(path: str | Path, split: Split = "test", *, label: str | None = None) -> DataSet:
-    """The data set at a path, by the looks of it.
+    """Read the data set at a path, whose format is recognised.
 
-    Arrays (npz, npy, safetensors), SVHN's mat, and the folders of CIFAR, MNIST, SVHN, TinyImageNet, Textures and
-    Places365 as downloaded, of which `split` chooses the half; any other folder is one of images or sounds (see
-    `read_folder`, which `label` is for), or one of `train` and `test` folders of those.
+    A path is a file of arrays (npz, npy, safetensors), SVHN's mat, or a folder of CIFAR, MNIST, SVHN, TinyImageNet,
+    Textures or Places365 as downloaded, of which `split` chooses the half. Any other folder holds images or sounds
+    (see `read_folder`, which gets `label`), or `train` and `test` folders of those.
     """
     path = Path(path).expanduser()
     if path.is_file():
@@ -33,7 +33,7 @@ def read(path: str | Path, split: Split = "test", *, label: str | None = None) -
         if path.suffix == ".mat":
             return read_svhn(path)
         raise DataError(
-            f"{path}: not a kind of file this reads (npz, npy, safetensors, mat); name a folder or convert it"
+            f"{path}: not a format that can be read (npz, npy, safetensors, mat); name a folder or convert it"
         )
     if not path.is_dir():
         raise DataError(f"{path}: there is no such file or folder; check the path")
@@ -84,7 +84,7 @@ def as_set(data: Any, name: str = "data") -> DataSet:
 
 
 def _class_names(data: Any) -> tuple[str, ...]:
-    """Names of the classes, where the data set tells: `features[label].names` (Hugging Face), `.classes` (torch)."""
+    """Return the class names a data set carries: `features[label].names` (Hugging Face) or `.classes` (torch)."""
     features = getattr(data, "features", None)
     if isinstance(features, dict):
         names = next((features[key].names for key in LABEL_NAMES if hasattr(features.get(key), "names")), ())
@@ -94,7 +94,7 @@ def _class_names(data: Any) -> tuple[str, ...]:
 
 
 def official_reader(path: Path) -> tuple[Path, Callable[[Path, Split], DataSet]] | None:
-    """Where official files lie, and how they are read; None for any other folder."""
+    """Return where official files lie, and how they are read; None for any other folder."""
     names = {entry.name for entry in path.iterdir()}
     if names & _CIFAR_FILES or ({"meta", "test"} <= names and (path / "test").is_file()):
         return path, read_cifar
@@ -113,7 +113,7 @@ def official_reader(path: Path) -> tuple[Path, Callable[[Path, Split], DataSet]]
 
 
 def part_folders(path: Path) -> dict[str, Path]:
-    """The folders `train`, `val` and `test` of a folder that has nothing else; validation by any of its names."""
+    """Return the folders `train`, `val` (by any of its names) and `test` of a folder that has no others."""
     folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
     if len(folders) < 2 or not {folder.name for folder in folders} <= _PARTS or not (path / "train").is_dir():
         return {}
@@ -121,7 +121,7 @@ def part_folders(path: Path) -> dict[str, Path]:
 
 
 def has_halves(path: Path) -> bool:
-    """Whether official files hold a training and a test half."""
+    """Return whether official files hold a training and a test half."""
     names = {entry.name for entry in path.iterdir()}
     names |= {entry.name for entry in (path / "raw").iterdir()} if (path / "raw").is_dir() else set()
     return (

@@ -1,4 +1,4 @@
-"""The user's own data: a path that is recognised, and a benchmark made of folders or described in a TOML file."""
+"""Benchmarks of a user's data: made of folders, arrays or data sets, or described in a TOML file."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from .audio import AudioTransform
 from .benchmark import Benchmark
 from .errors import DataError
-from .files import Split, array_parts, read_arrays, read_bytes
+from .files import array_parts, read_arrays, read_bytes
 from .folders import Bad
 from .images import ImageTransform
 from .noise import channel_statistics, noise
@@ -25,7 +25,7 @@ from .reading import as_set, has_halves, official_reader, part_folders, read
 from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, labels, on_cpu, take
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
-_GREY = {"mean": (0.449,), "std": (0.226,)}  # of ImageNet in grey
+_GREY = {"mean": (0.449,), "std": (0.226,)}  # ImageNet in grey
 
 
 @on_cpu
@@ -37,54 +37,55 @@ def make_benchmark(
     ood_val: Mapping[str, Any] | str | None = None,
     transform: ImageTransform | AudioTransform | Mapping[str, Any] | None = None,
     size: int | None = None,
-    name: str = "own",
+    name: str = "data",
     label: str | None = None,
     bad: Bad = "raise",
 ) -> Benchmark:
-    """A benchmark of one's own data.
+    """Make a benchmark of your data.
 
     Args:
-        id: known data by class. A path or data set, split 80 / 10 / 10; a folder of `train`, `val` and `test` folders
-            (without `test`, `val` is for testing); official files or arrays with a training and a test half, of which
-            a tenth of the test half is for validation; or a dictionary of train, val, test.
-        ood: odd data by name, each a path or a data set; it becomes `far`.
-        near: odd data that is close to what is known, by name.
-        ood_val: odd data for choosing hyperparameters, by name; "gaussian" or "uniform" for noise.
+        id: in-distribution data by class. A path or data set, split 80 / 10 / 10; a folder of `train`, `val` and `test`
+            folders (without `test`, `val` is for testing); official files or arrays with a training and a test half, of
+            which a tenth of the test half is for validation; or a dictionary of train, val, test.
+        ood: out-of-distribution data by name, each a path or a data set; it becomes `far`.
+        near: near-OOD data by name.
+        ood_val: OOD data for choosing hyperparameters, by name; "gaussian" or "uniform" for noise.
         transform: how samples are prepared, or a dictionary of the fields that should differ from the default. By
             default images get `size` pixels (224; arrays keep theirs), with mean and deviation as measured on the
             training images up to 64 pixels and as ImageNet's above, and are mirrored in training (`{"flip": False}`
             for digits, text or signs); sounds one second at 16 kHz.
-        size: side of the images.
-        name: of the benchmark.
-        label: a regular expression that finds the class in a path, where classes are not folders.
-        bad: "skip" leaves out files that cannot be read, with a warning; every file is decoded once to find them.
+        size: the side of the images.
+        name: the name of the benchmark.
+        label: a regular expression that matches the class in a path, where classes are not folders.
+        bad: "skip" decodes every file once and leaves out those that cannot be read, with a warning.
     """
-    train, val, test = _known(id, label)
-    odd = {role: _group(group, role) for role, group in (("ood", ood), ("near", near)) if group}
-    validation = _group(ood_val, "ood_val") if ood_val and not isinstance(ood_val, str) else {}
+    train, val, test = _id_sets(id, label)
+    noise_kind = ood_val if isinstance(ood_val, str) else None
+    groups = {"far": ("ood", ood), "near": ("near", near), "ood_val": ("ood_val", None if noise_kind else ood_val)}
+    ood_sets = {role: _group(group, argument) if group else {} for role, (argument, group) in groups.items()}
     if bad == "skip":
-        clean = lambda own: readable(own) if isinstance(own, FileSet) else own  # noqa: E731
+        clean = lambda data: readable(data) if isinstance(data, FileSet) else data  # noqa: E731
         train, val, test = clean(train), val and clean(val), clean(test)
-        odd = {role: {key: clean(own) for key, own in group.items()} for role, group in odd.items()}
-        validation = {key: clean(own) for key, own in validation.items()}
-    classes = _check_classes(train)
+        ood_sets = {role: {key: clean(data) for key, data in group.items()} for role, group in ood_sets.items()}
+    class_names = _check_classes(train)
     for part in (val, test):
-        if part is not None and len(y := labels(part)) and not (int(y.min()) >= 0 and int(y.max()) < len(classes)):
+        if part is not None and len(y := labels(part)) and not (int(y.min()) >= 0 and int(y.max()) < len(class_names)):
             low, high = int(y.min()), int(y.max())
-            raise DataError(f"{part.name}: its labels are {low} to {high}, but training has {len(classes)} classes")
+            raise DataError(
+                f"{part.name}: its labels are {low} to {high}, but training has {len(class_names)} classes; relabel it"
+            )
     if not isinstance(transform, ImageTransform | AudioTransform):
         transform = _fitted_transform(train, dict(transform or {}) | ({} if size is None else {"size": size}))
-    if isinstance(ood_val, str):
-        validation = {f"{ood_val} noise": _noise(ood_val, train, transform)}
-    benchmark = Benchmark(
-        name, transform, classes, train, val, test, validation, odd.get("near", {}), odd.get("ood", {})
-    )
-    _check_kinds(benchmark, noise=isinstance(ood_val, str))
+    if noise_kind:
+        ood_sets["ood_val"] = {f"{noise_kind} noise": _noise(noise_kind, train, transform)}
+    ood_val_sets, near_sets, far_sets = (ood_sets[role] for role in ("ood_val", "near", "far"))
+    benchmark = Benchmark(name, transform, class_names, train, val, test, ood_val_sets, near_sets, far_sets)
+    _check_kinds(benchmark, noise=noise_kind is not None)
     return benchmark
 
 
-def _known(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, DataSet]:
-    """Known data for training, validation and testing."""
+def _id_sets(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, DataSet]:
+    """Return in-distribution data for training, validation and testing."""
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
         if path.is_file() and {"train", "test"} <= (has := array_parts(path) if path.suffix != ".mat" else set()):
@@ -104,32 +105,31 @@ def _known(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, DataS
     if not isinstance(data, Mapping):
         return split_by_class(as_set(data, "id"))
     if not {"train", "test"} <= set(data) or set(data) - {"train", "val", "test"}:
-        raise DataError(f"known data needs train and test, and may have val; here are {', '.join(data)}")
+        raise DataError(f"in-distribution data needs train and test, and may have val; here are {', '.join(data)}")
     train = _part(data, "train", label)
     rest = {part: _same_classes(_part(data, part, label), train) for part in ("val", "test") if part in data}
     return train, rest.get("val"), rest["test"]
 
 
 def _part(data: Mapping[str, Any], part: str, label: str | None) -> DataSet:
-    """Training, validation or test data; where several name one file, its own part of it."""
-    own = data[part]
-    if not isinstance(own, str | Path):
-        return as_set(own, part)
-    own = Path(own).expanduser()
-    if own.is_file() and own.suffix in (".npz", ".safetensors"):
-        if part not in array_parts(own) and any(other != part and data[other] == data[part] for other in data):
-            raise DataError(f"{own}: has no arrays for {part}, such as {part}_images; name another file for it")
-        return read_arrays(own, part)
+    """Return training, validation or test data; where several name one file, that part of it."""
+    if not isinstance(data[part], str | Path):
+        return as_set(data[part], part)
+    path = Path(data[part]).expanduser()
+    if path.is_file() and path.suffix in (".npz", ".safetensors"):
+        if part not in array_parts(path) and any(other != part and data[other] == data[part] for other in data):
+            raise DataError(f"{path}: has no arrays for {part}, such as {part}_images; name another file for it")
+        return read_arrays(path, part)
     if part == "val" and data["test"] == data["val"]:
-        raise DataError(f"{own}: cannot be both val and test; name two folders, or leave out val")
-    return read(own, "train" if part == "train" else "test", label=label)
+        raise DataError(f"{path}: cannot be both val and test; name two folders, or leave out val")
+    return read(path, "train" if part == "train" else "test", label=label)
 
 
 def split_by_class(data: DataSet) -> tuple[DataSet, DataSet, DataSet]:
-    """About 80 % for training, 10 % for validation, 10 % for testing.
+    """Split a set: about 80 % for training, 10 % for validation, 10 % for testing.
 
-    Which part a file belongs to follows from a hash of its path alone, so that it stays there when others are added or
-    removed or the folder moves. Samples without a path are dealt out within each class, at random but always alike.
+    The part of a file follows from a hash of its path alone, so that it stays the same when others are added or
+    removed or the folder moves. Samples without a path are divided within each class, at random with a fixed seed.
     """
     _check_classes(data)
     u, y = _hash_of_each(data), labels(data)
@@ -149,7 +149,7 @@ def split_by_class(data: DataSet) -> tuple[DataSet, DataSet, DataSet]:
 
 
 def _hash_of_each(data: DataSet) -> Tensor:
-    """A number in [0, 1) for each sample: a hash of its path, or else its place in its class, shuffled."""
+    """Return a number in [0, 1) for each sample: a hash of its path, or else its place in its class, shuffled."""
     if isinstance(data, FileSet):
         digests = (hashlib.sha256(os.fsencode(path)).digest() for path in data.paths)
         return torch.tensor([int.from_bytes(digest[:6], "big") / 2**48 for digest in digests], dtype=torch.float64)
@@ -157,62 +157,61 @@ def _hash_of_each(data: DataSet) -> Tensor:
     u = torch.empty(len(y), dtype=torch.float64)
     rng = torch.Generator().manual_seed(0)
     for k in y.unique():
-        own = (y == k).nonzero()[:, 0]
-        u[own[torch.randperm(len(own), generator=rng)]] = (torch.arange(len(own)) + 0.5).double() / len(own)
+        members = (y == k).nonzero()[:, 0]
+        n = len(members)
+        u[members[torch.randperm(n, generator=rng)]] = (torch.arange(n) + 0.5).double() / n
     return u
 
 
 def _group(group: Any, role: str) -> dict[str, DataSet]:
-    """Odd data by name."""
+    """Return OOD data by name."""
     if not isinstance(group, Mapping):
         raise DataError(
             f'{role}: must be a dictionary of names and data, such as {{"cars": "folder"}}, not {group!r:.60}'
         )
     if "mean" in group:
         raise DataError(f'{role}: a set cannot be called "mean", as the mean over sets is; give it another name')
-    return {key: as_ood(dataclasses.replace(_set(own, key), name=key)) for key, own in group.items()}
-
-
-def _set(data: Any, name: str, split: Split = "test", label: str | None = None) -> DataSet:
-    return read(data, split, label=label) if isinstance(data, str | Path) else as_set(data, name)
+    return {key: as_ood(dataclasses.replace(as_set(data, key), name=key)) for key, data in group.items()}
 
 
 def _same_classes(data: DataSet, train: DataSet) -> DataSet:
-    """Numbered as in training."""
+    """Return a set with its classes numbered as in training."""
     if data.class_names == train.class_names or not data.class_names or not train.class_names:
         return data
     number = {name: k for k, name in enumerate(train.class_names)}
-    stranger = next((name for name in data.class_names if name not in number), None)
-    if stranger is not None or isinstance(data, ItemSet):
+    extra = next((name for name in data.class_names if name not in number), None)
+    if extra is not None or isinstance(data, ItemSet):
         raise DataError(
-            f"{data.name}: the class {stranger or data.class_names!r} is not in the training data; make them agree"
+            f"{data.name}: the class {extra or data.class_names!r} is not in the training data; make them agree"
         )
     renumber = torch.tensor([number[name] for name in data.class_names])
     return take(data, torch.arange(len(data)), y=renumber[labels(data)], class_names=train.class_names)
 
 
 def _check_classes(train: DataSet) -> tuple[str, ...]:
-    """The names of the classes, every one of which has training samples."""
+    """Return the class names, each of which must have training samples."""
     y = labels(train)
     where = train.root if isinstance(train, FileSet) else train.name
     if not len(y) or int(y.min()) < 0:
         if isinstance(train, FileSet):
-            cure = r"put each class into a folder of its own, or find it in the name: label=r'(\d)_'"
+            remedy = r"put each class into a separate folder, or match it in the path: label=r'(\d)_'"
         else:
-            cure = "give labels, counted from 0"
-        raise DataError(f"{where}: known data must have classes; {cure}")
-    classes = train.class_names or tuple(map(str, range(int(y.max()) + 1)))
-    counts = torch.bincount(y, minlength=len(classes))
-    if len(classes) < 2:
-        raise DataError(f"{where}: has one class only, {classes[0]!r}; name the folder that holds the class folders")
+            remedy = "give labels, counted from 0"
+        raise DataError(f"{where}: in-distribution data must have classes; {remedy}")
+    class_names = train.class_names or tuple(map(str, range(int(y.max()) + 1)))
+    counts = torch.bincount(y, minlength=len(class_names))
+    if len(class_names) < 2:
+        raise DataError(
+            f"{where}: has only one class, {class_names[0]!r}; name the folder that holds the class folders"
+        )
     if not counts.all():
-        empty = classes[int((counts == 0).nonzero()[0])]
+        empty = class_names[int((counts == 0).nonzero()[0])]
         raise DataError(f"{where}: class {empty} has no training samples; labels must count from 0 without gaps")
-    return classes
+    return class_names
 
 
 def _kind(data: DataSet) -> str:
-    """What the samples of a set are."""
+    """Return what the samples of a set are: "images", "sounds" or "floats (shape)"."""
     if isinstance(data, FileSet):
         return "images" if data.kind == "image" else "sounds"
     if isinstance(data, TensorSet):
@@ -222,20 +221,19 @@ def _kind(data: DataSet) -> str:
 
 
 def _check_kinds(benchmark: Benchmark, noise: bool) -> None:
-    """One kind of data in all sets, and nothing both known and odd."""
-    sets = {role: own for role, own in benchmark.sets().items() if not (noise and role.startswith("ood_val/"))}
-    kinds = {role: _kind(own) for role, own in sets.items()}
-    odd = next((role for role, kind in kinds.items() if kind != kinds["train"]), None)
-    if odd:
-        raise DataError(f"{odd} holds {kinds[odd]}, but train holds {kinds['train']}; a benchmark is of one kind")
-    files = {
-        role: {str(own.root.resolve() / p) for p in own.paths} for role, own in sets.items() if isinstance(own, FileSet)
-    }
-    known = {path for role, paths in files.items() if "/" not in role for path in paths}
+    """Check that all sets hold one kind of data, and that nothing is both ID and OOD."""
+    sets = {role: data for role, data in benchmark.sets().items() if not (noise and role.startswith("ood_val/"))}
+    kinds = {role: _kind(data) for role, data in sets.items()}
+    other = next((role for role, kind in kinds.items() if kind != kinds["train"]), None)
+    if other:
+        raise DataError(f"{other} holds {kinds[other]}, but train holds {kinds['train']}; a benchmark is of one kind")
+    file_sets = {role: data for role, data in sets.items() if isinstance(data, FileSet)}
+    files = {role: {str(data.root.resolve() / path) for path in data.paths} for role, data in file_sets.items()}
+    id_files = {path for role, paths in files.items() if "/" not in role for path in paths}
     for role, paths in files.items():
-        both = sorted(paths & known) if "/" in role else []
+        both = sorted(paths & id_files) if "/" in role else []
         if both:
-            raise DataError(f"{role}: {both[0]} is known data, so it cannot be odd as well, one of {len(both)} files")
+            raise DataError(f"{role}: {both[0]} is both ID and OOD, one of {len(both)} files; remove it from one")
 
 
 def _noise(kind: str, train: DataSet, transform: ImageTransform | AudioTransform | None) -> TensorSet:
@@ -249,7 +247,7 @@ def _noise(kind: str, train: DataSet, transform: ImageTransform | AudioTransform
 
 
 def _fitted_transform(train: DataSet, options: dict[str, Any]) -> ImageTransform | AudioTransform | None:
-    """The default for this data, with mean and deviation as measured, but for what the options say."""
+    """Return the default for this data, with mean and deviation as measured, changed by the options."""
     kind = _kind(train)
     try:
         if kind == "sounds":
@@ -258,9 +256,9 @@ def _fitted_transform(train: DataSet, options: dict[str, Any]) -> ImageTransform
             return _fitted_images(train, options)
     except TypeError as error:
         fields = AudioTransform if kind == "sounds" else ImageTransform
-        known = ", ".join(["size"] * (kind == "images") + [own.name for own in dataclasses.fields(fields)])
+        names = ", ".join(["size"] * (kind == "images") + [field.name for field in dataclasses.fields(fields)])
         wrong = str(error).split("__init__() ")[-1].split(". Did you mean")[0]  # from Python 3.13 on, it guesses
-        raise DataError(f"transform: {wrong}; it may have {known}") from error
+        raise DataError(f"transform: {wrong}; it may have {names}") from error
     if options:
         raise DataError(f"transform: {kind} are taken as they are; leave out {', '.join(options)}")
     return None
@@ -300,13 +298,13 @@ def _fitted_images(train: DataSet, options: dict[str, Any]) -> ImageTransform:
 
 @on_cpu
 def read_benchmark(path: str | Path) -> Benchmark:
-    """A benchmark from a TOML file. Paths in it are relative to the file.
+    """Make a benchmark of a TOML file. Paths in it are relative to the file.
 
     ```toml
     name = "birds"                       # optional
     [id]
     path = "photos"                      # as `id` of make_benchmark; or train = ..., val = ..., test = ...
-    label = '(\\d)_'                      # optional: finds the class in the path instead
+    label = '(\\d)_'                      # optional: matches the class in the path instead
     [ood]
     near = { bats = "bats" }
     far = { cars = "cars", noise = "noise.npz" }
@@ -320,18 +318,18 @@ def read_benchmark(path: str | Path) -> Benchmark:
     try:
         table = tomllib.loads(read_bytes(path).decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise DataError(f"{path}: not valid TOML ({error}); mend it there") from error
-    known = _section(path, table, "", {"name", "id", "ood", "transform", "audio"})
-    own = _section(path, known.get("id"), "id", {"path", "train", "val", "test", "label"})
-    ood = _section(path, known.get("ood", {}), "ood", {"near", "far", "val"})
+        raise DataError(f"{path}: not valid TOML ({error}); correct it there") from error
+    _section(path, table, "", {"name", "id", "ood", "transform", "audio"})
+    id_table = _section(path, table.get("id"), "id", {"path", "train", "val", "test", "label"})
+    ood_table = _section(path, table.get("ood", {}), "ood", {"near", "far", "val"})
     for section in ("transform", "audio"):
-        _section(path, known.get(section, {}), section, None)
-    halves = {key: _path(path, "id", key, own[key]) for key in ("train", "val", "test") if key in own}
-    if ("path" in own) == bool(halves):
+        _section(path, table.get(section, {}), section, None)
+    parts = {key: _path(path, "id", key, id_table[key]) for key in ("train", "val", "test") if key in id_table}
+    if ("path" in id_table) == bool(parts):
         raise DataError(f"{path}: [id] needs either path, or train and test")
     groups = {}
     for key in ("near", "far", "val"):
-        group = ood.get(key, {})
+        group = ood_table.get(key, {})
         if key == "val" and group in ("gaussian", "uniform"):
             groups[key] = group
             continue
@@ -339,18 +337,17 @@ def read_benchmark(path: str | Path) -> Benchmark:
             also = '"gaussian", "uniform" or ' if key == "val" else ""
             raise DataError(f'{path}: {key} in [ood] must be {also}a table of names and paths, as {{ cars = "cars" }}')
         groups[key] = {name: _path(path, "ood", name, where) for name, where in group.items()}
-    known_data = _path(path, "id", "path", own["path"]) if "path" in own else halves
-    if not isinstance(own.get("label", ""), str):
-        raise DataError(f"{path}: label in [id] must be a regular expression in quotes, not {own['label']!r}")
+    if not isinstance(id_table.get("label", ""), str):
+        raise DataError(f"{path}: label in [id] must be a regular expression in quotes, not {id_table['label']!r}")
     try:
         return make_benchmark(
-            known_data,
+            _path(path, "id", "path", id_table["path"]) if "path" in id_table else parts,
             groups["far"],
             near=groups["near"],
             ood_val=groups["val"],
-            transform=known.get("audio") or known.get("transform"),
-            name=str(known.get("name", path.stem)),
-            label=own.get("label"),
+            transform=table.get("audio") or table.get("transform"),
+            name=str(table.get("name", path.stem)),
+            label=id_table.get("label"),
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error
@@ -360,9 +357,9 @@ def _section(path: Path, table: Any, name: str, allowed: set[str] | None) -> dic
     where = f"[{name}]" if name else "the file"
     if not isinstance(table, dict):
         raise DataError(f"{path}: has no section {where}; see spcp.data.read_benchmark for the format")
-    unknown = sorted(set(table) - allowed) if allowed is not None else []
-    if unknown:
-        raise DataError(f"{path}: {where} does not know {unknown[0]!r}; it may have {', '.join(sorted(allowed or ()))}")
+    extra = sorted(set(table) - allowed) if allowed is not None else []
+    if extra:
+        raise DataError(f"{path}: {where} cannot have {extra[0]!r}; it may have {', '.join(sorted(allowed or ()))}")
     return table
 
 
