@@ -26,7 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spcp import data
-from spcp.data.files import CORRUPTIONS, load_plain_pickle
+from spcp.data.files import CORRUPTIONS
+from spcp.data.plain_pickle import load_plain_pickle
 
 
 def test_cifar10_binary(tmp_path: Path) -> None:

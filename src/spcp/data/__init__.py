@@ -3,6 +3,7 @@
 `load_benchmark` and `make_benchmark` give a `Benchmark`, `read` and `as_set` a data set, `Loader` batches.
 """
 
+from .arrays import read_arrays as read_arrays
 from .audio import AudioTransform as AudioTransform
 from .audio import log_mel as log_mel
 from .benchmark import Benchmark as Benchmark
@@ -11,7 +12,6 @@ from .download import SOURCES as SOURCES
 from .download import download as download
 from .download import verify as verify
 from .errors import DataError as DataError
-from .files import read_arrays as read_arrays
 from .files import read_cifar as read_cifar
 from .files import read_cifar10c as read_cifar10c
 from .files import read_idx as read_idx

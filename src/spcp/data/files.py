@@ -1,16 +1,13 @@
-"""Readers for official files as they are downloaded (CIFAR, MNIST's idx, SVHN's mat) and for npz or safetensors arrays.
+"""Readers for official files as they are downloaded: CIFAR, MNIST's idx, SVHN's mat.
 
 Each returns a `TensorSet`, or raises one sentence on what is wrong with a file. Nothing in a file is ever executed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import io
 import math
-import pickle
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,10 +15,10 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from .errors import DataError, need
-from .sets import LABEL_NAMES, SAMPLE_NAMES, TensorSet, on_cpu, tensor_set
+from .errors import DataError, need, read_bytes
+from .plain_pickle import load_plain_pickle
+from .sets import TensorSet
 
 Split = Literal["train", "test"]
 
@@ -32,14 +29,6 @@ def check_split(split: str) -> None:
     """Accept "train" and "test"."""
     if split not in ("train", "test"):
         raise DataError(f'split must be "train" or "test", not {split!r}')
-
-
-def read_bytes(path: Path) -> bytes:
-    """Read the whole file, or raise one sentence on why it cannot be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; check the path") from error
 
 
 # --- CIFAR ------------------------------------------------------------------------------------------------------------
@@ -173,98 +162,6 @@ def _load_npy(path: Path, mmap: bool = False) -> np.ndarray:
         raise DataError(f"{path}: cannot be read as a npy file ({error}); download it again") from error
 
 
-# --- pickles, without their powers ------------------------------------------------------------------------------------
-
-
-class _Type:
-    """Stands for `numpy.dtype` while a pickle is read; only whole numbers are admitted."""
-
-    def __init__(self, code: str | bytes, *_: Any) -> None:
-        self.code = code.decode() if isinstance(code, bytes) else code
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
-        self.dtype = np.dtype({"|": "", "=": "<"}.get(order, order) + self.code)
-        if self.dtype.kind not in "iu":
-            raise pickle.UnpicklingError(f"an array of {self.dtype}")
-
-
-class _Array:
-    """Stands for `numpy.ndarray` while a pickle is read: bytes, a shape and a type, checked against each other."""
-
-    array: np.ndarray
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _version, shape, kind, fortran, data = state
-        data = data.encode("latin1") if isinstance(data, str) else data
-        if math.prod(shape) * kind.dtype.itemsize != len(data):
-            raise pickle.UnpicklingError("an array whose shape and bytes disagree")
-        self.array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if fortran else "C").copy()
-
-
-class _Latin1:
-    """Stands for `codecs.encode`, by which Python 3 writes bytes into old pickles."""
-
-    __slots__ = ()  # nothing that a pickle could change
-
-    def __call__(self, text: str, encoding: str) -> bytes:
-        if encoding != "latin1":
-            raise pickle.UnpicklingError(f"an encoding {encoding!r}")
-        return text.encode("latin1")
-
-
-class _Reconstruct:
-    """Stands for numpy's `_reconstruct`, which makes an array that is filled later."""
-
-    __slots__ = ()
-
-    def __call__(self, *_: Any) -> _Array:
-        return _Array()
-
-
-_ADMITTED: Mapping[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
-    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
-    ("numpy", "ndarray"): object(),  # only ever an argument of _reconstruct
-    ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _Latin1(),
-}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"a reference to {module}.{name}")
-        return _ADMITTED[module, name]
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("a reference to something outside")
-
-
-def load_plain_pickle(path: Path) -> Any:
-    """Read a pickle of plain values (numbers, strings, lists, dictionaries) and integer arrays.
-
-    Anything else in it, such as a reference to a function, is refused before it is touched: numpy's names stand here
-    for small classes that check a shape against its bytes.
-    """
-    try:
-        return _unwrapped(_PlainUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load())
-    except DataError:
-        raise
-    except Exception as error:  # a hostile pickle can raise anything
-        raise DataError(f"{path}: not a pickle of plain values and arrays ({error}); download it again") from error
-
-
-def _unwrapped(value: Any) -> Any:
-    if isinstance(value, _Array):
-        return value.array
-    if isinstance(value, dict):
-        return {key: _unwrapped(item) for key, item in value.items()}
-    if isinstance(value, _Type):
-        raise pickle.UnpicklingError("a type that is no array's")
-    return value
-
-
 # --- MNIST and its relatives ------------------------------------------------------------------------------------------
 
 
@@ -345,69 +242,3 @@ def read_svhn(path: str | Path) -> TensorSet:
         raise DataError(f"{path}: a label is {y.max()}, but digits go from 1 to 10; download it again")
     images = np.ascontiguousarray(x.transpose(3, 2, 0, 1))
     return TensorSet("svhn", torch.from_numpy(images), torch.from_numpy(labels), tuple("0123456789"), path.name)
-
-
-# --- a user's arrays --------------------------------------------------------------------------------------------------
-
-
-@on_cpu
-def read_arrays(path: str | Path, split: str = "") -> TensorSet:
-    """Read images or embeddings from a npz, npy or safetensors file.
-
-    The samples have a name such as images, embeddings, features, x, data or arr_0; their labels, which may be missing,
-    labels, y, targets or arr_1. With a split, names such as `test_images` or `x_test` come first. Images are (N, H, W),
-    (N, H, W, C) or (N, C, H, W) bytes; everything else is taken as floats.
-    """
-    path = Path(path).expanduser()
-    arrays = _load_arrays(path)
-    x = _named(path, arrays, (*SAMPLE_NAMES, "arr_0"), split)
-    if x is None:
-        names = ", ".join((*SAMPLE_NAMES, "arr_0"))
-        raise DataError(f"{path}: holds {sorted(arrays) or 'nothing'}; call the samples one of {names}")
-    if x.ndim < 2:
-        raise DataError(f"{path}: samples of shape {tuple(x.shape)} are neither images (N, H, W) nor embeddings (N, D)")
-    if not (x.dtype == torch.uint8 or x.is_floating_point()):
-        if x.is_complex() or (x.ndim > 2 and (x.min() < 0 or x.max() > 255)):
-            raise DataError(f"{path}: {x.dtype} samples are neither images of 0 to 255 nor floats; convert them")
-        x = x.to(torch.uint8) if x.ndim > 2 else x.float()
-    y = _named(path, arrays, (*LABEL_NAMES, "arr_1"), split)
-    data = tensor_set(str(path), x, y, f"{split} arrays" if split else "all")
-    return dataclasses.replace(data, name=path.stem)
-
-
-def array_parts(path: Path) -> set[str]:
-    """Return which of train, val and test a npz or safetensors file has arrays for."""
-    names = set(_load_arrays(path))
-    return {part for part in ("train", "val", "test") for n in SAMPLE_NAMES if {f"{part}_{n}", f"{n}_{part}"} & names}
-
-
-def _load_arrays(path: Path) -> Mapping[str, Any]:
-    """Return arrays by name, read when they are needed (npz)."""
-    raw = read_bytes(path)
-    try:
-        if path.suffix == ".safetensors":
-            return dict(need("safetensors.torch", "safetensors").load(raw))
-        loaded = np.load(io.BytesIO(raw), allow_pickle=False)
-        return {"arr_0": loaded} if isinstance(loaded, np.ndarray) else loaded
-    except ImportError:
-        raise
-    except (ValueError, TypeError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); save plain arrays with numpy.savez or safetensors"
-        ) from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise DataError(f"{path}: damaged safetensors file ({error}); write it again") from error
-
-
-def _named(path: Path, arrays: Mapping[str, Any], names: Sequence[str], split: str) -> Tensor | None:
-    for name in names:
-        for key in (f"{split}_{name}", f"{name}_{split}", name):
-            if key in arrays:
-                try:
-                    array = arrays[key]
-                    return array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
-                except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                    raise DataError(f"{path}: {key} cannot be read ({error}); save plain arrays of numbers") from error
-    return None

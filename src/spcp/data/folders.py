@@ -16,8 +16,8 @@ from typing import Literal
 
 import torch
 
-from .errors import DataError
-from .files import Split, check_split, read_bytes
+from .errors import DataError, read_bytes
+from .files import Split, check_split
 from .sets import OOD, FileSet, on_cpu
 
 Bad = Literal["raise", "skip"]

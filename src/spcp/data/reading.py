@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .arrays import read_arrays
 from .errors import DataError
-from .files import Split, read_arrays, read_cifar, read_mnist, read_svhn
+from .files import Split, read_cifar, read_mnist, read_svhn
 from .folders import read_folder, read_places365, read_texture, read_tin
 from .sets import LABEL_NAMES, DataSet, FileSet, ItemSet, TensorSet, on_cpu, sample_and_label, tensor_set
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .arrays import array_parts, read_arrays
 from .audio import AudioTransform
 from .benchmark import Benchmark
-from .errors import DataError
-from .files import array_parts, read_arrays, read_bytes
+from .errors import DataError, read_bytes
 from .folders import Bad
 from .images import ImageTransform
 from .noise import channel_statistics, noise
