@@ -482,7 +482,7 @@ def test_less_augmentation(augment: str, views: int) -> None:
     """Images come as they are, or mirrored; never shifted."""
     x = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
     known = data.as_set((x, torch.tensor([0, 1])))
-    benchmark = data.own_benchmark({"train": known, "test": known})
+    benchmark = data.make_benchmark({"train": known, "test": known})
     loader = augmented(benchmark, augment).loader("train", batch_size=2, train=True)
     seen = [own for epoch in range(20) for x, _ in loader.epoch(epoch, 0) for own in x]
     plain = next(iter(benchmark.loader("test", batch_size=2)))[0]

@@ -28,7 +28,7 @@ from .atomic import written
 from .contributions import find_classifier
 from .data import Loader
 from .data.cache import cache_folder, key_of, raw
-from .data.loader import content_key
+from .data.prepared import content_key
 from .errors import InputError, need
 from .methods import Method
 from .moments import Moments, percentile
