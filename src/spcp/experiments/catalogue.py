@@ -1,4 +1,4 @@
-"""Every table and figure of the paper, and what we add, as data: rows, and the claims that they should bear out."""
+"""Every table and figure of the paper, and our additions, as data: rows, and the claims that they should bear out."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ GROUPS = (("near", "AUROC"), ("far", "AUROC"))
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of a table: these rows are better than those, in each of the measures."""
+    """A claim of the paper: these rows are better than those, in each of the measures."""
 
-    says: str
+    text: str
     pairs: tuple[tuple[str, str], ...]  # the better row, and the other
     measures: tuple[tuple[str, str], ...] = GROUPS  # column and metric
-    margin: float | None = None  # if given: not worse by more than that
+    margin: float = 0.0  # above 0: not worse by more than that
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure."""
+    """A table or figure."""
 
     title: str
     rows: Callable[[Lab, str], list[Row]]  # for a benchmark
@@ -52,7 +52,7 @@ VANILLA = Row("Vanilla")
 
 
 def _main(lab: Lab, benchmark: str) -> list[Row]:
-    posthoc = [Row(name, detector=detector) for name, detector in POSTHOC.items()]
+    posthoc = [Row(name, score=score) for name, score in POSTHOC.items()]
     return posthoc + [Row(name, method) for name, method in TRAINED.items()]
 
 
@@ -108,13 +108,13 @@ def _backbones(lab: Lab, benchmark: str) -> list[Row]:
 
 def _compatibility(lab: Lab, benchmark: str) -> list[Row]:
     rows = []
-    for name, detector in COMBINED.items():
-        rows += [Row(name, detector=detector), Row(f"{name}+SPCP", "spcp", detector=detector)]
+    for name, score in COMBINED.items():
+        rows += [Row(name, score=score), Row(f"{name}+SPCP", "spcp", score=score)]
     return [*rows, Row("LogitNorm", "logitnorm"), Row("LogitNorm+SPCP", "logitnorm+spcp")]
 
 
 def _itp(lab: Lab, benchmark: str) -> list[Row]:
-    return [Row("ITP", detector="itp"), SPCP]
+    return [Row("ITP", score="itp"), SPCP]
 
 
 def _pair(lab: Lab, benchmark: str) -> list[Row]:
@@ -137,19 +137,19 @@ def _auto(lab: Lab, benchmark: str) -> list[Row]:
 def _views(lab: Lab, benchmark: str) -> list[Row]:
     return [
         Row("plain network: plain view"),
-        Row("plain network: bounded view", head="auto"),  # as the detector cuts it
-        Row("plain network: two views", detector="two-views"),
+        Row("plain network: truncated view", head="auto"),  # as the score truncates it
+        Row("plain network: two views", score="two-views"),
         Row("SPCP network: plain view", "spcp", head="plain"),
-        Row("SPCP network: bounded view", "spcp"),
-        Row("SPCP network: two views", "spcp", detector="two-views"),
+        Row("SPCP network: truncated view", "spcp"),
+        Row("SPCP network: two views", "spcp", score="two-views"),
     ]
 
 
 # Claims
 
 
-def _beats(says: str, better: str, *others: str, **options: Any) -> Claim:
-    return Claim(says, tuple((better, other) for other in others), **options)
+def _beats(text: str, better: str, *others: str, **options: Any) -> Claim:
+    return Claim(text, tuple((better, other) for other in others), **options)
 
 
 ACCURACY = (("id", "ACC"),)
@@ -228,21 +228,21 @@ def _view_claims(rows: Sequence[Row]) -> list[Claim]:
         two = f"{kind} network: two views"
         claims += [
             _beats(f"Two views of the {kind} network come within a point of each", two, *(
-                f"{kind} network: {view} view" for view in ("plain", "bounded")), margin=1.0),
+                f"{kind} network: {view} view" for view in ("plain", "truncated")), margin=1.0),
         ]  # fmt: skip
     claims.append(
-        _beats("Two views of the SPCP network are better than the paper's score", two, "SPCP network: bounded view")
+        _beats("Two views of the SPCP network are better than the paper's score", two, "SPCP network: truncated view")
     )
     return claims
 
 
-def _simple(better: str, other: str, says: str) -> Callable[[Sequence[Row]], list[Claim]]:
-    return lambda rows: [_beats(says, better, other)]
+def _simple(better: str, other: str, text: str) -> Callable[[Sequence[Row]], list[Claim]]:
+    return lambda rows: [_beats(text, better, other)]
 
 
 def label(row: Row) -> str:
-    """What a row is called in tables."""
-    return " ".join(own for own in (row.setting, row.backbone, row.name) if own)
+    """Return the name of a row in tables."""
+    return " ".join(part for part in (row.setting, row.backbone, row.name) if part)
 
 
 CIFAR100 = ("cifar100",)
@@ -271,7 +271,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "ablation-stage": Experiment(
         "Truncating in training, at inference, or both", _stage, CIFAR100, ("ablation-stage",), _stage_claims
     ),
-    "ablation-rho": Experiment("How much to cut: rho_norm", _rho, CIFAR100, figures=("curves",)),
+    "ablation-rho": Experiment("How much to truncate: rho_norm", _rho, CIFAR100, figures=("curves",)),
     "ablation-beta": Experiment(
         "How fast the threshold follows: beta", _beta, CIFAR100, claims=_beta_claims, figures=("curves",)
     ),
@@ -288,7 +288,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "l2": Experiment("A penalty on the classifier's weights instead", _l2, CIFAR100, ("l2",), _l2_claims),
     "backbones": Experiment("Other networks", _backbones, CIFAR100, ("backbone",), _backbone_claims),
     "compatibility": Experiment(
-        "Together with other detectors", _compatibility, CIFAR100, ("compatibility",), _compatible_claims
+        "Together with other scores", _compatibility, CIFAR100, ("compatibility",), _compatible_claims
     ),
     "itp": Experiment(
         "Against ITP, which prunes contributions at inference",
@@ -328,10 +328,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         measure="sparsity",
         figures=("patterns",),
     ),
-    "scores": Experiment("How known and odd inputs score", _pair, ("cifar10",), figures=("scores",)),
+    "scores": Experiment("Scores of ID and OOD inputs", _pair, ("cifar10",), figures=("scores",)),
     "hyperparameters": Experiment("All three hyperparameters", _hyperparameters, CIFAR100, figures=("curves",)),
     "feature-norms": Experiment(
-        "Who misses what: features larger or smaller than those of known inputs",
+        "Which network misses what: features longer or shorter than those of ID inputs",
         _views,
         ("cifar10",),
         measure="norms",
@@ -348,19 +348,19 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 
 
 def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:
-    """What an experiment runs on: the paper's benchmarks, or what stands in for them."""
-    own = EXPERIMENTS[name].benchmarks
-    if own == ("audio",):
+    """List the benchmarks of an experiment: the paper's, or what stands in for them."""
+    benchmarks = EXPERIMENTS[name].benchmarks
+    if benchmarks == ("audio",):
         return (budget.audio,)
     if budget.stand_in is not None:
         return (budget.stand_in,)
-    if not budget.tunes or name in own:  # the paper's setting; or one benchmark's own table
-        return own
+    if not budget.tunes or name in benchmarks:  # the paper's setting; or the table of one benchmark
+        return benchmarks
     return ("cifar10",)
 
 
 def rows_of(name: str, lab: Lab, only: Sequence[str] | None = None) -> list[Row]:
-    """The rows of an experiment, each with the benchmark it runs on: all, or those that are named."""
+    """List the rows of an experiment, each with the benchmark it runs on: all, or those that are named."""
     benchmarks = benchmarks_of(name, lab.budget)
     rows = [
         dataclasses.replace(row, benchmark=benchmark, setting=benchmark if len(benchmarks) > 1 else "")
@@ -369,24 +369,24 @@ def rows_of(name: str, lab: Lab, only: Sequence[str] | None = None) -> list[Row]
     ]
     if only is None:
         return rows
-    known = dict.fromkeys(own for row in rows for own in (label(row), row.backbone) if own)
-    unknown = next((own for own in only if own not in known), None)
-    if unknown is not None or not only:
-        raise InputError(f"{name}: has no row {unknown!r}; there are {', '.join(known)}")
+    names = dict.fromkeys(part for row in rows for part in (label(row), row.backbone) if part)
+    missing = next((part for part in only if part not in names), None)
+    if missing is not None or not only:
+        raise InputError(f"{name}: has no row {missing!r}; there are {', '.join(names)}")
     return [row for row in rows if label(row) in only or row.backbone in only]
 
 
 def claims_of(name: str, rows: Sequence[Row]) -> list[Claim]:
-    """The claims of an experiment, for each setting that its rows are in."""
-    found = []
+    """List the claims of an experiment, for each setting that its rows are in."""
+    claims = []
     for setting in dict.fromkeys(row.setting for row in rows):
         for claim in EXPERIMENTS[name].claims([row for row in rows if row.setting == setting]):
             pairs = tuple((f"{setting} {a}".strip(), f"{setting} {b}".strip()) for a, b in claim.pairs)
-            says = f"{setting}: {claim.says}" if setting else claim.says
-            found.append(dataclasses.replace(claim, says=says, pairs=pairs))
-    return found
+            text = f"{setting}: {claim.text}" if setting else claim.text
+            claims.append(dataclasses.replace(claim, text=text, pairs=pairs))
+    return claims
 
 
 def paper_backbone(row: Row) -> str:
-    """By which name the paper's tables file a row."""
+    """Return the network's name under which the paper's tables file a row."""
     return row.backbone or "ResNet-18"
