@@ -22,7 +22,7 @@ import torch
 from timing import finish, interleaved, machine, ratio
 from torch import nn
 
-from spcp import SPCPLinear, contribution_quantile
+from spcp import SPCPLinear, Truncation, contribution_quantile
 from spcp.contributions import native
 
 # (batch, D, K), the paper's rho_norm, and the aims: at most so many times nn.Linear; so many times the dense step.
@@ -45,7 +45,7 @@ def make(batch: int, D: int, K: int, rho_norm: float) -> dict[str, Callable[[], 
     g = torch.randn(batch, K) / batch
     linear = nn.Linear(D, K)
     settled = contribution_quantile(h, linear.weight, 1 - rho_norm / K).mean().item()  # as in the midst of training
-    head = SPCPLinear(D, K, rho_norm=rho_norm, initial_threshold=settled)
+    head = SPCPLinear(D, K, truncation=Truncation(rho_norm, initial_threshold=settled))
     head.load_state_dict(linear.state_dict())
 
     def step(layer: nn.Module) -> None:

@@ -102,6 +102,6 @@ def mean_support(h: Floats, W: Floats, b: Floats | None) -> Array:
     z = c.sum(2) if b is None else c.sum(2) + b.astype(np.float64)  # (B, K)
     out = np.zeros(len(h))
     for i in range(len(h)):
-        positive = [float(own) for own in c[i, int(z[i].argmax())] if own > 0]
+        positive = [float(value) for value in c[i, int(z[i].argmax())] if value > 0]
         out[i] = sum(positive) / len(positive) if positive else 0.0
     return out

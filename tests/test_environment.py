@@ -12,7 +12,8 @@ import pytest
 import torch
 import training_run
 
-from spcp import compiled, environment, training
+from spcp import compiled, config_for, environment, training
+from spcp.config import Config
 from spcp.contributions import native
 
 KERNELS = Path(native.__file__).parent
@@ -62,23 +63,23 @@ def test_libraries_hold_no_wider_instructions(tmp_path: Path) -> None:
 
 def test_a_run_records_what_it_was_computed_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config, data = training_run.config("spcp", 3), training_run.benchmark(48)
-    folder = training.train(config, tmp_path / "r", benchmark=data, until=1)
-    (record,) = training.read_environment(folder)
+    run = training.train(config, tmp_path / "r", benchmark=data, until=1)
+    (record,) = run.environment
     assert record == {"epoch": 0, **environment.environment()}
     assert record["threads"] == torch.get_num_threads()
-    assert training.read_config(folder).precision == training_run.PRECISION
-    training.train(config, folder, benchmark=data, until=2)
-    assert len(training.read_environment(folder)) == 1  # on the same machine
+    assert run.config.precision == training_run.PRECISION
+    training.train(config, run.folder, benchmark=data, until=2)
+    assert len(run.environment) == 1  # on the same machine
     monkeypatch.setattr("spcp.environment.__version__", "9.9")
-    training.train(config, folder, benchmark=data)
-    first, second = training.read_environment(folder)
+    training.train(config, run.folder, benchmark=data)
+    first, second = run.environment
     assert (first["epoch"], second["epoch"], second["spcp"]) == (0, 2, "9.9")
     assert first["spcp"] != "9.9"
 
 
 def test_the_default_precision_does_not_depend_on_the_processor() -> None:
-    assert training.Config().precision == "32-true"
-    assert training.config_for("cifar10", "spcp").precision == "32-true"
+    assert Config().precision == "32-true"
+    assert config_for("cifar10", "spcp").precision == "32-true"
 
 
 @pytest.mark.parametrize("method", ["plain", "spcp", "cider"])
@@ -86,12 +87,12 @@ def test_accuracy_is_that_of_the_network_as_it_is_used(tmp_path: Path, method: s
     """In float32, though it was trained in bfloat16, which would decide some samples otherwise."""
     data = training_run.benchmark()
     config = training_run.config(method, 2, precision="bf16-mixed", warmup=0)
-    folder = training.train(config, tmp_path / "r", benchmark=data)
-    network, method = training.load_network(folder)
+    run = training.train(config, tmp_path / "r", benchmark=data)
+    model = run.load()
     ((x, y),) = data.loader("val", batch_size=40)
     with torch.no_grad():
-        accuracy = (method.predict(network, x) == y).float().mean() * 100
-    assert training.read_metrics(folder)[-1]["val_accuracy"] == pytest.approx(float(accuracy))
+        accuracy = (model.outputs(x).predictions == y).float().mean()
+    assert run.history[-1]["val_accuracy"] == pytest.approx(float(accuracy))
 
 
 def test_bfloat16_is_not_announced(tmp_path: Path) -> None:

@@ -16,13 +16,14 @@ import pytest
 import torch
 from scipy import stats
 
-from spcp import SPCPLinear, cli, fit_threshold
+from spcp import SPCPLinear, Truncation, cli, fit_threshold
+from spcp.config import Config
 from spcp.data import load_benchmark
 from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.outcome import Cell, Support, judge
-from spcp.training import read_metrics
+from spcp.runs import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
 
@@ -82,7 +83,7 @@ def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pyt
     runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None)
     train = lab.train
     monkeypatch.setattr(lab, "train", lambda *args, **kwargs: train(*args, **kwargs, until=1))
-    assert len(read_metrics(runs.run(row, 0))) == 1
+    assert len(runs.run(row, 0).history) == 1
     monkeypatch.setattr(lab, "train", train)
     assert runs.scored(row, 0) == expected
 
@@ -115,7 +116,7 @@ def test_full_is_the_papers_setting(tmp_path: Path) -> None:
     runs = Lab(BUDGETS["full"], tmp_path)
     config = runs.config(Row("SPCP", "spcp", benchmark="cifar100"), 2)
     assert (config.network, config.epochs, config.batch_size, config.seed) == ("resnet18", 100, 128, 2)
-    assert (config.options["rho_norm"], config.images, config.augment) == (0.5, None, "full")
+    assert (config.truncation.rho_norm, config.images, config.augment) == (0.5, None, "full")
     backbones = {runs.config(row, 0).network for row in rows_of("backbones", runs)}
     assert backbones == {"resnet18", "wideresnet28", "densenet100"}
     assert {row.benchmark for row in rows_of("itp", runs)} == {"cifar10", "imagenet200"}
@@ -124,10 +125,10 @@ def test_full_is_the_papers_setting(tmp_path: Path) -> None:
 def test_the_fixed_threshold_is_the_one_that_spcp_ended_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Lab(BUDGETS["full"], tmp_path)
     asked: list[Row] = []
-    monkeypatch.setattr(runs, "run", lambda row, seed: asked.append(row) or tmp_path)
+    monkeypatch.setattr(runs, "run", lambda row, seed: asked.append(row) or Run(tmp_path, Config()))
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 0, "threshold": 0.5}\n{"epoch": 1, "threshold": 0.25}\n')
     config = runs.config(Row("Fixed", "fixed", benchmark="cifar10"), 1)
-    assert (config.options["initial_threshold"], config.options["beta"]) == (0.25, 1.0)
+    assert (config.truncation.initial_threshold, config.truncation.beta) == (0.25, 1.0)
     assert [row.method for row in asked] == ["spcp"]
 
 
@@ -224,10 +225,7 @@ def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:
     assert isinstance(fitted.head, SPCPLinear)
     model = torch.nn.Sequential(torch.nn.Linear(64, 10))
     model.load_state_dict({f"0.{key}": value for key, value in plain.head.state_dict().items()})
-    SPCPLinear.convert_(
-        model[0], rho_norm=runs.rho_norm("digits"), beta=None, total_steps=None, initial_threshold=1000.0,
-        truncate="infer", subset=None,
-    )  # fmt: skip
+    SPCPLinear.convert_(model[0], Truncation(runs.rho_norm("digits"), stages="infer"))
     assert fit_threshold(model, [plain.features("train").h]) == pytest.approx(float(fitted.head.threshold), rel=1e-5)
     with torch.no_grad():
         torch.testing.assert_close(fitted.features("test").z, fitted.head(plain.features("test").h))

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spcp.moments import Moments, moments, percentile
+from spcp.moments import Moments, merged_moments, percentile
 
 
 def rows(seed: int, n: int = 200, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +28,7 @@ def test_moments_in_parts_are_those_of_all_rows(offset: float, cuts: tuple[int, 
     """A class (5 of 6) without rows included."""
     h, y = rows(0, offset=offset)
     parts = zip(h.tensor_split(cuts), y.tensor_split(cuts), strict=True)
-    found = moments(parts, 6, 5)
+    found = merged_moments(parts, 6, 5)
     means, squares, scatter = slow(h.double().numpy(), y.numpy(), 6)
     np.testing.assert_array_equal(found.count, np.bincount(y, minlength=6))
     np.testing.assert_allclose(found.mean, means, rtol=1e-6, atol=1e-6)

@@ -1,6 +1,6 @@
 """A small run, for tests that start it as a process.
 
-python training_run.py FOLDER METHOD EPOCHS NETWORK [STRATEGY [UNTIL]]
+python training_run.py FOLDER METHOD[+RHO_NORM] EPOCHS NETWORK [STRATEGY [UNTIL]]
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 
-from spcp import data, networks, training
-from spcp.atomic import written
-from spcp.training import loop, run
+from spcp import config as settings
+from spcp import data, files, networks, training
+from spcp.files import written
+from spcp.training import loop
+from spcp.training.state import TrainingState
 
 PRECISION = os.environ.get("SPCP_TEST_PRECISION", "32-true")  # the test matrix asks for bf16-mixed too
 
@@ -36,14 +38,14 @@ def benchmark(count: int = 240) -> data.Benchmark:
     return data.Benchmark("corners", transform, tuple("abcd"), part(count), part(40), part(40))
 
 
-def config(method: str, epochs: int, **changes: object) -> training.Config:
-    settings = {"epochs": epochs, "batch_size": 24, "network": "cnn", "width": 4, "lr": 0.02, "save_every": 0.0}
-    return config_for("digits", method, **(settings | changes))
+def config(method: str, epochs: int, **changes: object) -> settings.Config:
+    usual = {"epochs": epochs, "batch_size": 24, "network": "cnn", "width": 4, "lr": 0.02, "save_every": 0.0}
+    return config_for("digits", method, **(usual | changes))
 
 
-def config_for(benchmark: str, method: str = "plain", **changes: Any) -> training.Config:
+def config_for(benchmark: str, method: str = "plain", **changes: Any) -> settings.Config:
     """The library's settings, in the precision that is tested."""
-    return training.config_for(benchmark, method, **({"precision": PRECISION} | changes))
+    return settings.config_for(benchmark, method, **({"precision": PRECISION} | changes))
 
 
 def prepare_to_die(where: str, count: int) -> None:
@@ -53,9 +55,9 @@ def prepare_to_die(where: str, count: int) -> None:
         if place == where and next(left) == count:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    add, replace, save = run.Run.add, os.replace, run.save
+    add, replace, save = TrainingState.add, os.replace, files.write_tensors
 
-    def dying_add(self: run.Run, *arguments: torch.Tensor) -> None:
+    def dying_add(self: TrainingState, *arguments: torch.Tensor) -> None:
         die_at("step")
         add(self, *arguments)
 
@@ -72,7 +74,7 @@ def prepare_to_die(where: str, count: int) -> None:
                 os.kill(os.getpid(), signal.SIGKILL)
         save(path, *arguments)
 
-    run.Run.add, os.replace, run.save = dying_add, dying_replace, dying_save
+    TrainingState.add, os.replace, files.write_tensors = dying_add, dying_replace, dying_save
 
 
 def main() -> None:
@@ -84,9 +86,17 @@ def main() -> None:
         where, _, count = os.environ["DIE"].partition(":")
         prepare_to_die(where, int(count))
     torch.manual_seed(0)
-    own = networks.mlp(4, inputs=144, width=32) if network == "mlp" else None
-    settings = config(method, int(epochs))
-    training.train(settings, Path(folder), benchmark=benchmark(), network=own, strategy=strategy, until=until)
+    given = networks.mlp(4, inputs=144, width=32) if network == "mlp" else None
+    name, _, rho_norm = method.partition("+")
+    changes = {"rho_norm": float(rho_norm)} if rho_norm else {}
+    training.train(
+        config(name, int(epochs), **changes),
+        folder,
+        benchmark=benchmark(),
+        network=given,
+        strategy=strategy,
+        until=until,
+    )
 
 
 if __name__ == "__main__":

@@ -14,10 +14,13 @@ if TYPE_CHECKING:
     from . import data as data
     from .calibration import Detection as Detection
     from .calibration import Detector as Detector
+    from .config import Config as Config
+    from .config import config_for as config_for
     from .contributions import Explanation as Explanation
     from .contributions import Pattern as Pattern
     from .contributions import Sparsity as Sparsity
     from .contributions import SPCPLinear as SPCPLinear
+    from .contributions import Truncation as Truncation
     from .contributions import apply_spcp as apply_spcp
     from .contributions import clip_contributions as clip_contributions
     from .contributions import contribution_pattern as contribution_pattern
@@ -28,21 +31,29 @@ if TYPE_CHECKING:
     from .contributions import remove_spcp as remove_spcp
     from .contributions import sparsity as sparsity
     from .evaluation import evaluate as evaluate
+    from .runs import Run as Run
+    from .runs import adopt as adopt
+    from .training import train as train
     from .tuning import tune as tune
 
 _METHOD = (
     *("Explanation", "Pattern", "Sparsity", "SPCPLinear", "apply_spcp", "clip_contributions", "contribution_pattern"),
-    *("contribution_quantile", "explain", "find_classifier", "fit_threshold", "remove_spcp", "sparsity"),
+    *("contribution_quantile", "explain", "find_classifier", "fit_threshold", "remove_spcp", "sparsity", "Truncation"),
 )
 _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "Detection": "calibration",
     "Detector": "calibration",
     "evaluate": "evaluation",
+    "Config": "config",
+    "config_for": "config",
+    "Run": "runs",
+    "adopt": "runs",
+    "train": "training",
     "tune": "tuning",
 }
 _MODULES = (
     *("calibration", "contributions", "data", "decision", "evaluation", "experiments", "features"),
-    *("metrics", "methods", "networks", "scores", "report", "training", "tuning"),
+    *("config", "metrics", "methods", "networks", "runs", "scores", "report", "training", "tuning"),
 )
 
 __all__ = ["__version__", "data", *_HOME]

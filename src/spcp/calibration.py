@@ -8,6 +8,7 @@ are flagged.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 from collections.abc import Mapping
@@ -17,10 +18,10 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from .atomic import written
-from .contributions import SPCPLinear, apply_spcp, find_classifier
+from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
 from .errors import InputError, need
 from .features import Features, batches_of, device_of, extract, outputs_of
+from .files import written
 from .methods import METHODS, Method
 from .networks.base import evaluating
 from .scores import SCORES, Score, plain_head
@@ -92,7 +93,7 @@ class Detector(nn.Module):
     Args:
         model: any classifier.
         score: a fitted `Score`, or the name of one; a name is fitted by `fit`.
-        method: the training method, where it has outputs of its own (see `spcp.training.load_network`).
+        method: the training method, where it has outputs of its own (see `spcp.runs.Run.load`).
         head: "truncating" as it was trained, or "plain".
         classifier: the dotted name of the model's last layer, where it cannot be found.
 
@@ -334,14 +335,14 @@ def _described(method: Method) -> dict[str, Any]:
     name = next((name for name, (kind, _) in METHODS.items() if type(method) is kind), None)
     if name is None:
         raise InputError(f"{type(method).__name__} is not among spcp.methods.METHODS; add it there to save it")
-    return {"method": name, "options": method.options}
+    return {"method": name, "options": method.options, "truncation": dataclasses.asdict(method.truncation)}
 
 
 def _rebuilt(about: Mapping[str, Any] | None, model: nn.Module) -> Method | None:
     if about is None:
         return None
     network: Any = model
-    method = METHODS[about["method"]][0](**about["options"])
+    method = METHODS[about["method"]][0](**about["options"], truncation=Truncation(**about["truncation"]))
     try:
         method.prepare(network, 1)
     except (TypeError, ValueError) as error:

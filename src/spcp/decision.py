@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from .calibration import Detection, Detector, build_score, read_notes
+from .config import Config, build_network
 from .data import Benchmark, DataError, FileSet, ImageTransform, Inputs, Loader, read_arrays, read_folder, take
 from .errors import InputError
 from .evaluation import Evaluation
 from .features import device_of
 from .methods import METHODS
-from .training import Config, benchmark_of, build_network, read_config, read_inputs
+from .runs import Run
 
 FILE = "detector.safetensors"  # in the folder of a run
 TOGETHER = 512  # files that are looked at together
@@ -39,7 +40,7 @@ class Verdict:
 
 
 def calibrate_run(
-    folder: str | Path,
+    folder: Run | str | Path,
     score: str | None = None,
     *,
     benchmark: Benchmark | None = None,
@@ -62,23 +63,22 @@ def calibrate_run(
         search: choose the detector's hyperparameters first.
         head: "truncating", or "plain".
     """
-    folder = Path(folder).expanduser()
-    benchmark = benchmark or benchmark_of(folder)
+    run = folder if isinstance(folder, Run) else Run.open(folder)
+    benchmark = benchmark or run.benchmark()
     known = benchmark.val
     if known is None:
         raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")
-    name = score or METHODS[read_config(folder).method][0].detector
+    name = score or METHODS[run.config.method][0].score
     if search or build_score(name).fitted_on == "val":  # what was learned from cannot be calibrated on
         benchmark = dataclasses.replace(benchmark, val=take(known, range(0, len(known), 2)))
         known = take(known, range(1, len(known), 2))
-    own = Evaluation(folder, benchmark, head=head)
+    own = Evaluation(run, benchmark, head=head)
     fitted = own.fitted(name, search=search)
     detector = Detector(own.model, fitted, method=own.method, head=head, classifier=own.classifier).eval()
     loader = Loader(known, benchmark.transform_of("val"), batch_size=own.batch_size, device=device_of(own.model))
     detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
-    config = read_config(folder)
-    notes = {"network": config.network, "width": config.width, "inputs": read_inputs(folder).as_json()}
-    detector.save(folder / FILE, notes)
+    notes = {"network": run.config.network, "width": run.config.width, "inputs": run.inputs.as_json()}
+    detector.save(run.detector_path, notes)
     return detector, own
 
 

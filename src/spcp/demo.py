@@ -11,11 +11,12 @@ from pathlib import Path
 
 import torch
 
+from .config import config_for
 from .data import load_benchmark
 from .decision import calibrate_run
 from .report import report
-from .training import config_for, train
-from .tuning import run_folder, tune, with_rho
+from .training import train
+from .tuning import run_folder, tune, with_rho_norm
 
 GRID = (0.1, 0.3, 1.0, 3.0)  # every other value of the paper's grid, for time's sake
 WIDTH, EPOCHS = 8, 20
@@ -45,21 +46,21 @@ def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], log: Cal
     log(f"train: {len(grid)} networks to choose rho_norm, then {seeds} plain ones and {seeds} with SPCP")
     chosen = tune(config, runs, grid=grid, seeds=(0,), benchmark=benchmark)
     log(f"chosen on validation data: rho_norm {chosen.best:g}")
-    folders = []
-    for rho_norm in (0.0, chosen.best):
-        for seed in range(seeds):
-            settings = with_rho(config, rho_norm, seed)
-            folders.append(train(settings, run_folder(runs, rho_norm, seed), benchmark=benchmark))
+    trained = [
+        train(with_rho_norm(config, rho_norm, seed), run_folder(runs, rho_norm, seed), benchmark=benchmark)
+        for rho_norm in (0.0, chosen.best)
+        for seed in range(seeds)
+    ]
     log("detect: every score on every set")
     page = report(
-        folders,
+        trained,
         folder / "report",
         title="A digit, or out of distribution?",
         choice=chosen.rows,
         benchmark=benchmark,
         banks=folder / "banks",
     )
-    detector, _ = calibrate_run(folders[-1], benchmark=benchmark)
-    log(f"calibrate: a detector that flags at most {detector.alpha:.0%} of digits is in {folders[-1]}")
+    detector, _ = calibrate_run(trained[-1].folder, benchmark=benchmark)
+    log(f"calibrate: a detector that flags at most {detector.alpha:.0%} of digits is in {trained[-1].folder}")
     log(f"report: {page}")
     return page

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .atomic import written
 from .calibration import build_score
-from .contributions import find_classifier
+from .contributions import effective_threshold, find_classifier
 from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare
 from .errors import InputError
 from .features import Features, build_bank, device_of, model_key, outputs_of
+from .files import written
 from .methods import Method
 from .metrics import mean_and_deviation, metrics
 from .networks.base import evaluating
 from .progress import track
-from .scores import SCORES, Score, plain_head, threshold_of
+from .runs import Run
+from .scores import SCORES, Score, plain_head
 from .scores.base import check_options
-from .training import benchmark_of, load_network, read_config, read_inputs
 
 # What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
 USUAL = tuple(name for name in SCORES if name not in ("odin", "mos"))
@@ -153,16 +153,18 @@ class Evaluation:
         batch_size: int = 256,
     ) -> None:
         if not isinstance(model, nn.Module):
-            config = read_config(model)
+            run = model if isinstance(model, Run) else Run.open(model)
+            config = run.config
             if isinstance(benchmark, str):
                 benchmark = load_benchmark(benchmark, config.root)
-            benchmark = (benchmark or benchmark_of(model)).fewer(config.images)  # what it was trained on
-            takes, gives = read_inputs(model).shape, benchmark.inputs().shape
+            benchmark = (benchmark or run.benchmark()).fewer(config.images)  # what it was trained on
+            takes, gives = run.inputs.shape, benchmark.inputs().shape
             if takes != gives and network is None:
                 raise InputError(
-                    f"{model}: its network takes samples {takes}, but those of {benchmark.name} are {gives}"
+                    f"{run.folder}: its network takes samples {takes}, but those of {benchmark.name} are {gives}"
                 )
-            model, method = load_network(model, which, network=network, method=method)
+            loaded = run.load(which, network=network, method=method)
+            model, method = loaded.network, loaded.method
         if isinstance(benchmark, str):
             benchmark = load_benchmark(benchmark)
         if benchmark is None:
@@ -214,7 +216,7 @@ class Evaluation:
                 batch_size=self.batch_size,
             )
             own: Any = self.model.get_submodule(self.classifier)
-            bounded = threshold_of(own) is not None
+            bounded = effective_threshold(own) is not None
             changed = isinstance(self.given_head, nn.Linear) or (self.given_head == "plain" and bounded)
             self._banks[role] = found.with_head(self.head) if changed else found
         return self._banks[role]
@@ -283,8 +285,8 @@ class Evaluation:
 
     def options(self, name: str) -> dict[str, Any]:
         """What a detector has to be told about this network."""
-        if self.method is not None and name == self.method.detector:
-            return dict(self.method.detector_options)
+        if self.method is not None and name == self.method.score:
+            return dict(self.method.score_options)
         if name == "itp" and self.benchmark.name in ITP:
             return ITP[self.benchmark.name]
         transform = self.benchmark.transform
@@ -299,7 +301,7 @@ class Evaluation:
         if self.method is None:
             return tuple(own)
         own = [name for name in own if SCORES[name][0].reads in self.method.readable]
-        return (*own, "mos") if self.method.detector == "mos" else tuple(own)
+        return (*own, "mos") if self.method.score == "mos" else tuple(own)
 
     def table(
         self,

@@ -24,12 +24,12 @@ from torch import Tensor, nn
 
 from . import __version__
 from . import moments as _moments
-from .atomic import written
 from .contributions import find_classifier
 from .data import Loader
 from .data.cache import cache_folder, key_of, raw
 from .data.loader import content_key
 from .errors import InputError, need
+from .files import written
 from .methods import Method
 from .moments import Moments, percentile
 from .networks.base import Network, evaluating
@@ -131,7 +131,7 @@ class Features:
                     own = z.argmax(1) == y if correct else slice(None)
                     yield h[own], y[own]
 
-            self._known["moments", correct] = _moments.moments(chosen(), self.num_classes, self.size)
+            self._known["moments", correct] = _moments.merged_moments(chosen(), self.num_classes, self.size)
         found: Moments = self._known["moments", correct]
         return found
 
@@ -322,7 +322,7 @@ def model_key(model: nn.Module, method: Method | None = None, classifier: str | 
 
 
 # What modules keep that changes nothing in what they compute.
-BOOKKEEPING = {"_modules", "_said", "_unchecked", "_state_dict_hooks", "_state_dict_pre_hooks"}
+BOOKKEEPING = {"_modules", "_warned", "_unchecked", "_state_dict_hooks", "_state_dict_pre_hooks"}
 BOOKKEEPING |= {"_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_non_persistent_buffers_set"}
 BOOKKEEPING |= {"_backward_hooks", "_backward_pre_hooks", "_is_full_backward_hook", "_compiled_call_impl"}
 

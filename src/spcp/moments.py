@@ -1,4 +1,4 @@
-"""Statistics that detectors are fitted with: one stream of rows, constant memory, mergeable across shards."""
+"""Statistics that scores are fitted with: one stream of rows, constant memory, mergeable across shards."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Moments:
 
     @classmethod
     def empty(cls, num_classes: int, num_features: int) -> Moments:
-        """Of no rows."""
+        """Return the moments of no rows."""
         zeros = torch.zeros(num_classes, num_features, dtype=torch.float64)
         return cls(
             zeros[:, 0].clone(), zeros, zeros.clone(), torch.zeros(num_features, num_features, dtype=torch.float64)
@@ -33,19 +33,19 @@ class Moments:
 
     @classmethod
     def of(cls, h: Tensor, y: Tensor, num_classes: int) -> Moments:
-        """Of some rows (N, D) with labels (N,)."""
-        own = cls.empty(num_classes, h.shape[1])
+        """Return the moments of features (N, D) with labels (N,)."""
+        part = cls.empty(num_classes, h.shape[1])
         h, y = h.detach().cpu().double(), y.cpu()
-        own.count = torch.bincount(y, minlength=num_classes).double()
-        own.mean.index_add_(0, y, h)
-        own.mean /= own.count.clamp(min=1)[:, None]
-        centred = h - own.mean[y]
-        own.squares.index_add_(0, y, centred.square())
-        own.scatter = centred.t() @ centred  # in float64, or its rank would be lost in rounding
-        return own
+        part.count = torch.bincount(y, minlength=num_classes).double()
+        part.mean.index_add_(0, y, h)
+        part.mean /= part.count.clamp(min=1)[:, None]
+        centred = h - part.mean[y]
+        part.squares.index_add_(0, y, centred.square())
+        part.scatter = centred.t() @ centred  # in float64, or its rank would be lost in rounding
+        return part
 
     def merge(self, other: Moments) -> Moments:
-        """Of the rows of both."""
+        """Return the moments of the rows of both, without another look at the rows."""
         count = self.count + other.count
         share = (other.count / count.clamp(min=1))[:, None]
         step = other.mean - self.mean
@@ -59,26 +59,26 @@ class Moments:
 
     @property
     def rows(self) -> float:
-        """How many there were."""
+        """The number of rows."""
         return float(self.count.sum())
 
     @property
     def whole_mean(self) -> Tensor:
-        """Of all rows, (D,)."""
+        """The mean of all rows, (D,)."""
         return self.count @ self.mean / self.count.sum().clamp(min=1)
 
     def covariance(self) -> Tensor:
-        """Of rows less the mean of their class, (D, D), divided by their number."""
+        """Return `scatter / N`: the covariance within classes, (D, D)."""
         return self.scatter / self.count.sum().clamp(min=1)
 
     def scatter_around(self, point: Tensor) -> Tensor:
-        """The sum of (h - point) (h - point)' over all rows, (D, D)."""
+        """Return the sum of (h - point) (h - point)' over all rows, (D, D)."""
         away = self.mean - point
         return self.scatter + away.t() @ (self.count[:, None] * away)
 
 
-def moments(parts: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_features: int) -> Moments:
-    """Of all parts, each rows (N, D) and labels (N,), one after the other."""
+def merged_moments(parts: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_features: int) -> Moments:
+    """Merge the moments of parts, each features (N, D) and labels (N,)."""
     whole = Moments.empty(num_classes, num_features)
     for h, y in parts:
         whole = whole.merge(Moments.of(h, y, num_classes))
@@ -86,7 +86,7 @@ def moments(parts: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_featur
 
 
 def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
-    """The percentile, linearly interpolated, of all numbers in float32 tensors, exactly, in constant memory.
+    """Return the percentile, linearly interpolated, of all numbers in float32 tensors: exactly, in constant memory.
 
     Floats are ordered as their bits are, once those of negative numbers are turned over. So the upper 16 bits are
     counted, then the lower 16 bits of those numbers that share the upper bits of the answer: two passes, and counts of
@@ -106,15 +106,15 @@ def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
     low, high = int(np.floor(place)), int(np.ceil(place))
     ends = np.cumsum(upper)
     bins = sorted({int(np.searchsorted(ends, rank, "right")) for rank in (low, high)})
-    lower = {own: np.zeros(1 << 16, dtype=np.int64) for own in bins}
+    lower = {upper_bits: np.zeros(1 << 16, dtype=np.int64) for upper_bits in bins}
     for codes in _ordered(parts()):
-        for own in bins:
-            lower[own] += np.bincount(codes[codes >> 16 == own] & 0xFFFF, minlength=1 << 16)
+        for upper_bits, counts in lower.items():
+            counts += np.bincount(codes[codes >> 16 == upper_bits] & 0xFFFF, minlength=1 << 16)
 
     def at(rank: int) -> float:
-        own = int(np.searchsorted(ends, rank, "right"))
-        inside = rank - (int(ends[own - 1]) if own else 0)
-        code = own << 16 | int(np.searchsorted(np.cumsum(lower[own]), inside, "right"))
+        upper_bits = int(np.searchsorted(ends, rank, "right"))
+        inside = rank - (int(ends[upper_bits - 1]) if upper_bits else 0)
+        code = upper_bits << 16 | int(np.searchsorted(np.cumsum(lower[upper_bits]), inside, "right"))
         bits = code ^ 0x8000_0000 if code & 0x8000_0000 else ~code & 0xFFFF_FFFF
         return float(np.array(bits, dtype=np.uint32).view(np.float32))
 
@@ -122,7 +122,7 @@ def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
 
 
 def _ordered(parts: Iterable[Tensor]) -> Iterator[np.ndarray]:
-    """Numbers from 0 to 2^32 - 1 in the order of the floats, some at a time."""
+    """Yield numbers from 0 to 2^32 - 1 in the order of the floats, some at a time."""
     for part in parts:
         for piece in part.detach().float().cpu().contiguous().flatten().split(1 << 18):
             bits = piece.numpy().view(np.uint32)

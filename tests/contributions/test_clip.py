@@ -93,16 +93,16 @@ def test_only_the_wanted_gradient_is_computed(kernels: ModuleType) -> None:
 
 
 def test_the_closed_form_is_the_papers_definition() -> None:
-    """A contribution is what the logit loses when the weight is set to zero; it reaches its own class only."""
+    """A contribution is what the logit loses when the weight is set to zero; no other class's logit changes."""
     h, W, b, _ = make((3, 5, 4), "signed", 0)
     by_definition = reference.contributions_by_definition(*numpy(h.double(), W.double(), b.double()))  # (B, K, K, D)
     lam = 0.3
-    own = np.stack([by_definition[:, k, k] for k in range(4)], 1)  # (B, K, D)
+    dense = np.stack([by_definition[:, k, k] for k in range(4)], 1)  # (B, K, D)
     others = by_definition.copy()
     for k in range(4):
         others[:, k, k] = 0
     assert np.abs(others).max() < 1e-12
-    expected = np.minimum(own, lam).sum(-1) + b.double().numpy()
+    expected = np.minimum(dense, lam).sum(-1) + b.double().numpy()
     np.testing.assert_allclose(
         clip_contributions(h.double(), W.double(), b.double(), lam).numpy(), expected, atol=1e-12
     )
@@ -120,7 +120,7 @@ def test_gradients_through_the_public_interface() -> None:
 def test_no_gradient_reaches_the_threshold_and_a_tie_passes_it() -> None:
     threshold = torch.tensor(2.0, requires_grad=True)
     h, W = torch.tensor([[1.0, 2.0]], requires_grad=True), torch.tensor([[2.0, 3.0]], requires_grad=True)
-    clip_contributions(h, W, None, threshold).sum().backward()  # contributions 2, a tie, and 6, cut
+    clip_contributions(h, W, None, threshold).sum().backward()  # contributions 2, a tie, and 6, truncated
     assert threshold.grad is None
     assert h.grad is not None
     assert W.grad is not None
@@ -205,7 +205,7 @@ def test_the_plain_kernels_work_in_chunks(monkeypatch: pytest.MonkeyPatch) -> No
 
 @needs_compiler
 def test_the_compiled_kernels_need_no_dense_matrix() -> None:
-    """Peak memory of a process of its own: the dense matrix would take 1.6 GB."""
+    """Peak memory of a separate process: the dense matrix would take 1.6 GB."""
     if not Path("/proc/self/clear_refs").exists():
         pytest.skip("peak memory is read from Linux's /proc")
     code = """

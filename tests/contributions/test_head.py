@@ -1,4 +1,5 @@
 import copy
+import dataclasses
 import io
 import math
 import pickle
@@ -13,15 +14,15 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from spcp import SPCPLinear, clip_contributions
-from spcp.contributions import mean_support
+from spcp import SPCPLinear, Truncation, clip_contributions
+from spcp.contributions import effective_threshold, mean_support, plain_head
 
 from .kernels import numpy
 
 
 def make_head(**options: object) -> SPCPLinear:
     defaults = {"rho_norm": 1.0, "beta": 0.9, "initial_threshold": 2.0, "total_steps": 1000}
-    return SPCPLinear(12, 6, **{**defaults, **options})  # type: ignore[arg-type]
+    return SPCPLinear(12, 6, truncation=Truncation(**{**defaults, **options}))  # type: ignore[arg-type]
 
 
 def features(*shape: int) -> Tensor:
@@ -35,7 +36,7 @@ def test_is_a_linear_layer() -> None:
     assert "rho_norm=1" in repr(head)
 
 
-def test_estimates_then_moves_the_threshold_then_cuts() -> None:
+def test_estimates_then_moves_the_threshold_then_truncates() -> None:
     head, expected = make_head(), 2.0
     for _ in range(5):
         h = features()
@@ -46,7 +47,7 @@ def test_estimates_then_moves_the_threshold_then_cuts() -> None:
     assert head.updates.item() == 5
 
 
-def test_evaluation_leaves_the_threshold_and_cuts() -> None:
+def test_evaluation_leaves_the_threshold_and_truncates() -> None:
     head = make_head()
     head(features())
     head.eval()
@@ -56,17 +57,43 @@ def test_evaluation_leaves_the_threshold_and_cuts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("truncate", "training", "evaluation"),
+    ("stages", "training", "evaluation"),
     [("both", True, True), ("train", True, False), ("infer", False, True), ("neither", False, False)],
 )
-def test_stages(truncate: str, training: bool, evaluation: bool) -> None:
-    head = make_head(truncate=truncate, initial_threshold=0.05)
-    for mode, cuts in ((True, training), (False, evaluation)):
+def test_stages(stages: str, training: bool, evaluation: bool) -> None:
+    head = make_head(stages=stages, initial_threshold=0.05)
+    for mode, truncates in ((True, training), (False, evaluation)):
         h = features()
         z = head.train(mode)(h)
         plain = nn.functional.linear(h, head.weight, head.bias)
-        assert torch.equal(z, plain) != cuts
-        assert head.updates.item() == 1  # followed whether it is used or not, in training only
+        assert torch.equal(z, plain) != truncates
+        assert head.updates.item() == 1  # updated whether it is used or not, in training only
+
+
+def test_the_effective_threshold_and_the_plain_head() -> None:
+    h = features()
+    for head in (nn.Linear(12, 6), make_head(stages="train"), make_head(rho_norm=0), nn.Identity()):
+        assert effective_threshold(head) is None
+    for stages in ("both", "infer"):
+        head = make_head(stages=stages, initial_threshold=0.05).eval()
+        assert effective_threshold(head) is head.threshold
+        plain = plain_head(head)
+        assert effective_threshold(plain) is None
+        assert plain.weight is head.weight
+        assert torch.equal(plain(h), nn.functional.linear(h, head.weight, head.bias))
+        assert not torch.equal(head(h), plain(h))
+    linear = nn.Linear(12, 6)
+    assert plain_head(linear) is linear
+
+
+def test_the_hyperparameters_can_be_changed_later() -> None:
+    head = make_head(beta=None)
+    head.truncation = dataclasses.replace(head.truncation, total_steps=391, stages="infer")
+    assert head.beta == pytest.approx(0.999**100)
+    assert head.threshold.item() == 2.0
+    with pytest.raises(ValueError, match="rho_norm is 7"):
+        head.truncation = Truncation(7.0)
+    assert head.truncation.rho_norm == 1.0
 
 
 def test_rho_norm_zero_is_the_plain_layer() -> None:
@@ -142,8 +169,8 @@ def test_bad_features_raise_and_leave_the_threshold() -> None:
     assert head.updates.item() == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
-def test_where_each_step_cannot_be_looked_at_bad_features_are_found_later() -> None:
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
+def test_bad_features_are_reported_later_where_each_step_cannot_be_looked_at() -> None:
     """On a GPU, and in a compiled step, which is what can be tested everywhere."""
     head = make_head()
     step = torch.compile(head, fullgraph=True, backend="aot_eager")
@@ -158,19 +185,19 @@ def test_where_each_step_cannot_be_looked_at_bad_features_are_found_later() -> N
         head.eval()
 
 
-def test_says_once_that_truncation_never_switched_on() -> None:
+def test_warns_once_that_truncation_never_switched_on() -> None:
     head = make_head(beta=0.999, initial_threshold=1000.0, total_steps=4)
     for _ in range(3):
         head(features())
     assert head.is_warming_up
-    head.eval()  # a validation in the middle of the run: nothing to say yet
+    head.eval()  # a validation in the middle of the run: nothing to warn of yet
     head.train()(features())
     with pytest.warns(UserWarning, match="SPCP did nothing"):
         head.eval()
     head.train().eval()
 
 
-def test_says_so_when_the_run_ends_a_little_early_or_the_threshold_is_infinite() -> None:
+def test_warns_when_the_run_ends_a_little_early_or_the_threshold_is_infinite() -> None:
     for options in ({"beta": 0.999, "initial_threshold": 1000.0}, {"initial_threshold": math.inf}):
         head = make_head(total_steps=10, **options)
         for _ in range(9):
@@ -179,14 +206,14 @@ def test_says_so_when_the_run_ends_a_little_early_or_the_threshold_is_infinite()
             head.eval()
 
 
-def test_says_once_that_it_was_never_trained() -> None:
-    head = SPCPLinear(12, 6, rho_norm=1.0).eval()
-    with pytest.warns(UserWarning, match=r"nothing is cut: .* fit_threshold"):
+def test_warns_once_that_it_was_never_trained() -> None:
+    head = SPCPLinear(12, 6, truncation=Truncation(1.0)).eval()
+    with pytest.warns(UserWarning, match=r"nothing is truncated: .* fit_threshold"):
         head(features())
     head(features())
 
 
-def test_says_nothing_when_it_did() -> None:
+def test_does_not_warn_when_it_was() -> None:
     head = make_head(beta=None, total_steps=50, initial_threshold=1000.0)
     for _ in range(50):
         head(features())
@@ -194,7 +221,7 @@ def test_says_nothing_when_it_did() -> None:
     head.eval()
 
 
-def test_says_once_that_the_threshold_is_not_positive() -> None:
+def test_warns_once_that_the_threshold_is_not_positive() -> None:
     head = make_head(rho_norm=5, initial_threshold=0.0)
     with pytest.warns(UserWarning, match="rho_norm = 5 is large for 6 classes"):
         head(features())
@@ -219,9 +246,10 @@ def test_says_once_that_the_threshold_is_not_positive() -> None:
         ({"beta": 1.1}, "beta is 1.1; it must lie between 0 and 1"),
         ({"total_steps": 0}, "total_steps is 0; it must be at least 1"),
         ({"initial_threshold": math.nan}, "initial_threshold is NaN"),
-        ({"truncate": "test"}, "truncate is 'test'; it must be 'both'"),
+        ({"stages": "test"}, "stages is 'test'; it must be 'both'"),
         ({"subset": 0}, "subset is 0; it must be at least 1"),
         ({"rho_norm": "a"}, "rho_norm is 'a'; it must be a number"),
+        ({"beta": 1, "initial_threshold": None}, "fixed threshold .* needs initial_threshold"),
         ({"total_steps": 1.5}, "total_steps is 1.5; it must be a whole number"),
     ],
 )
@@ -241,13 +269,13 @@ def test_a_wrong_dimension_is_named() -> None:
 
 
 def test_state_dict_carries_threshold_and_hyperparameters(tmp_path: Path) -> None:
-    head = make_head(rho_norm=np.float32(2.5), truncate="train", subset=7, total_steps=11, beta=None)
+    head = make_head(rho_norm=np.float32(2.5), stages="train", subset=7, total_steps=11, beta=None)
     head(features())
     save_file(head.state_dict(), tmp_path / "head.safetensors")
-    other = SPCPLinear(12, 6, rho_norm=0.1)
+    other = SPCPLinear(12, 6, truncation=Truncation(0.1))
     other.load_state_dict(load_file(tmp_path / "head.safetensors"))
-    for name in ("rho_norm", "beta", "total_steps", "initial_threshold", "truncate", "subset"):
-        assert getattr(other, name) == getattr(head, name), name
+    assert other.truncation == head.truncation == Truncation(2.5, None, 11, 2.0, "train", 7)
+    assert other.beta == head.beta
     assert torch.equal(other.threshold, head.threshold)
     assert torch.equal(other.updates, head.updates)
     h = features()
@@ -261,7 +289,7 @@ def test_a_linear_layers_state_dict_loads() -> None:
     linear, head = nn.Linear(12, 6), make_head(rho_norm=2.0)
     head.load_state_dict(linear.state_dict())
     assert torch.equal(head.weight, linear.weight)
-    assert head.rho_norm == 2.0
+    assert head.truncation.rho_norm == 2.0
     model = nn.Sequential(make_head())
     model.load_state_dict(nn.Sequential(linear).state_dict())
     broken = {key: value for key, value in head.state_dict().items() if key != "threshold"}
@@ -272,7 +300,7 @@ def test_a_linear_layers_state_dict_loads() -> None:
 def test_hyperparameters_of_a_damaged_checkpoint_are_refused() -> None:
     head = make_head()
     state = head.state_dict()
-    wrong = SPCPLinear(12, 60, rho_norm=30.0).state_dict()["_extra_state"]
+    wrong = SPCPLinear(12, 60, truncation=Truncation(30.0)).state_dict()["_extra_state"]
     with pytest.raises(ValueError, match="rho_norm is 30"):
         head.load_state_dict({**state, "_extra_state": wrong})
 
@@ -301,7 +329,7 @@ def test_reset_and_meta_device() -> None:
     head.reset_parameters()
     assert head.threshold.item() == 2.0
     assert head.updates.item() == 0
-    lazy = SPCPLinear(12, 6, rho_norm=1.0, device="meta").to_empty(device="cpu")
+    lazy = SPCPLinear(12, 6, truncation=Truncation(1.0), device="meta").to_empty(device="cpu")
     lazy.reset_parameters()
     assert lazy.threshold.item() == 1000.0
     lazy(features())
@@ -331,7 +359,7 @@ def train_steps(head: nn.Module, batches: list[Tensor]) -> list[Tensor]:
     return outputs
 
 
-@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's own
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
 def test_torch_compile() -> None:
     head = make_head()
     compiled = torch.compile(copy.deepcopy(head), fullgraph=True, backend="aot_eager")
@@ -353,7 +381,7 @@ def test_torch_export() -> None:
 
 
 def test_an_exported_head_with_many_classes_works_in_parts() -> None:
-    head = SPCPLinear(2048, 300, rho_norm=1.0, initial_threshold=0.01).eval()
+    head = SPCPLinear(2048, 300, truncation=Truncation(1.0, initial_threshold=0.01)).eval()
     h = torch.rand(64, 2048)
     program = torch.export.export(head, (h,))
     largest = max(node.meta["val"].numel() for node in program.graph.nodes if isinstance(node.meta.get("val"), Tensor))
@@ -362,7 +390,7 @@ def test_an_exported_head_with_many_classes_works_in_parts() -> None:
 
 
 def test_gradient_accumulation() -> None:
-    """Two forward passes before their backward passes: each cuts, forward and backward, at its own threshold."""
+    """Two forward passes before their backward passes: each keeps the threshold of its time."""
     head, (h1, h2) = make_head(beta=0.5, initial_threshold=1.0), (features(), 5 * features())
     z1 = head(h1)
     first = head.threshold.item()
@@ -426,14 +454,14 @@ def test_no_warning_in_an_ordinary_step() -> None:
 
 
 def test_auto_follows_the_mean_support() -> None:
-    head = SPCPLinear(30, 10, rho_norm="auto", beta=0.5, initial_threshold=2.0, total_steps=100)
+    head = SPCPLinear(30, 10, truncation=Truncation("auto", 0.5, 100, 2.0))
     h = torch.rand(16, 30)
     expected = 0.5 * 2.0 + 0.5 * mean_support(h, head.weight, head.bias).mean()
     z = head(h)
     torch.testing.assert_close(head.threshold, expected)
     torch.testing.assert_close(z, clip_contributions(h, head.weight, head.bias, head.threshold))
-    other = SPCPLinear(30, 10, rho_norm=1.0)
+    other = SPCPLinear(30, 10, truncation=Truncation(1.0))
     other.load_state_dict(head.state_dict())
-    assert other.rho_norm == "auto"
+    assert other.truncation.rho_norm == "auto"
     assert "rho_norm=auto" in repr(other)
     assert torch.equal(other.eval()(h), head.eval()(h))

@@ -26,17 +26,17 @@ def test_mean_contributions(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None
     c = reference.contributions(features(model, x), model[4].weight.detach().numpy())
     lam = model[4].threshold.item()
     np.testing.assert_allclose(pattern.contributions, np.minimum(c, lam).mean(0), atol=1e-6)
-    np.testing.assert_allclose(pattern.cut, (c > lam).mean(0), atol=1e-6)
+    np.testing.assert_allclose(pattern.truncated, (c > lam).mean(0), atol=1e-6)
     assert pattern.samples == 50
-    assert pattern.cut.max() > 0
+    assert pattern.truncated.max() > 0
     assert pattern.sparsity() == sparsity(pattern.contributions)
 
 
-def test_a_plain_head_is_not_cut() -> None:
+def test_a_plain_head_is_not_truncated() -> None:
     model, x = nn.Sequential(nn.Linear(4, 3)), torch.randn(10, 4)
     pattern = contribution_pattern(model, [x])
     torch.testing.assert_close(pattern.contributions, model[0].weight * x.mean(0))
-    assert pattern.cut.sum() == 0
+    assert pattern.truncated.sum() == 0
 
 
 def test_the_model_is_left_as_it_was() -> None:
@@ -52,7 +52,7 @@ def test_the_model_is_left_as_it_was() -> None:
 
 
 def test_no_data_is_named() -> None:
-    with pytest.raises(ValueError, match="data held no samples"):
+    with pytest.raises(ValueError, match="data holds no samples"):
         contribution_pattern(make_model(), [])
 
 
@@ -60,12 +60,12 @@ def test_fit_threshold() -> None:
     model, x = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), torch.randn(50, 4)
     with pytest.raises(ValueError, match="'2' is a plain Linear; call apply_spcp"):
         fit_threshold(model, [x])
-    apply_spcp(model, rho_norm=0.5, truncate="infer")
-    found = fit_threshold(model, [x[:20], x[20:]])
+    apply_spcp(model, rho_norm=0.5, stages="infer")
+    threshold = fit_threshold(model, [x[:20], x[20:]])
     h = model[:2](x).detach().double().numpy()
     expected = reference.quantile(h, model[2].weight.detach().double().numpy(), 1 - 0.5 / 3).mean()
-    assert found == pytest.approx(expected, rel=1e-5)
-    assert model[2].threshold.item() == found
+    assert threshold == pytest.approx(expected, rel=1e-5)
+    assert model[2].threshold.item() == threshold
     assert model(x).shape == (50, 3)
 
 
@@ -91,9 +91,9 @@ def test_kinds_of_data() -> None:
 @pytest.mark.parametrize("size", [(1,), (3, 7), (20, 30)])
 def test_sparsity(make, size: tuple[int, ...]) -> None:  # type: ignore[no-untyped-def]
     c = make(*size)
-    found, expected = sparsity(c), reference.sparsity(c.double().numpy())
+    measured, expected = sparsity(c), reference.sparsity(c.double().numpy())
     for key, value in expected.items():
-        assert getattr(found, key) == pytest.approx(value, abs=1e-12), key
+        assert getattr(measured, key) == pytest.approx(value, abs=1e-12), key
 
 
 def test_sparsity_of_nothing_is_named() -> None:
@@ -105,17 +105,17 @@ def test_explain() -> None:
     model, x = make_model(), torch.randn(5, 4)
     model[4].threshold.fill_(0.1)
     logits = model.eval()(x)
-    for h, z, found in zip(features(model, x), logits, explain(model, x), strict=True):
-        assert found.predicted == z.argmax()
-        assert found.logit == pytest.approx(z.max().item())
-        c = h * model[4].weight[found.predicted].detach().numpy()
-        np.testing.assert_allclose(found.contributions, c, atol=1e-6)
-        assert found.is_cut.tolist() == (c > found.threshold).tolist()
-        assert np.all(np.diff(c[found.features]) <= 0)
-        bias = model[4].bias[found.predicted].item()
-        assert np.minimum(c, found.threshold).sum() + bias == pytest.approx(found.logit, abs=1e-5)
-        assert f"class {found.predicted}, logit" in str(found)
-    assert any("cut to 0.1" in str(found) for found in explain(model, x))
+    for h, z, explanation in zip(features(model, x), logits, explain(model, x), strict=True):
+        assert explanation.prediction == z.argmax()
+        assert explanation.logit == pytest.approx(z.max().item())
+        c = h * model[4].weight[explanation.prediction].detach().numpy()
+        np.testing.assert_allclose(explanation.contributions, c, atol=1e-6)
+        assert explanation.is_truncated.tolist() == (c > explanation.threshold).tolist()
+        assert np.all(np.diff(c[explanation.features]) <= 0)
+        bias = model[4].bias[explanation.prediction].item()
+        assert np.minimum(c, explanation.threshold).sum() + bias == pytest.approx(explanation.logit, abs=1e-5)
+        assert f"class {explanation.prediction}, logit" in str(explanation)
+    assert any("truncated to 0.1" in str(explanation) for explanation in explain(model, x))
 
 
 def test_the_classifier_must_run_once() -> None:

@@ -70,8 +70,8 @@ def test_more_contributions_than_torch_quantile_takes() -> None:
     h, W, *_ = make((2, 1100, 16000), "relu", 0)  # 17.6 million of each sample
     with pytest.raises(RuntimeError, match="too large"):
         torch.quantile(torch.empty(2**24 + 1), 0.5)
-    for own, q in zip(h, contribution_quantile(h, W, 1 - 0.4 / 16000), strict=True):
-        dense = (own * W).flatten()
+    for row, q in zip(h, contribution_quantile(h, W, 1 - 0.4 / 16000), strict=True):
+        dense = (row * W).flatten()
         position = (1 - 0.4 / 16000) * (dense.numel() - 1)
         largest = dense.topk(dense.numel() - int(position)).values
         expected = torch.lerp(largest[-1], largest[-2], position - int(position))
@@ -121,17 +121,17 @@ def test_a_level_out_of_range_is_named(level: float) -> None:
 @given(size=sizes(9, 20, 19), bias=st.booleans(), seed=SEEDS)
 def test_mean_support_matches_the_formula(size: tuple[int, int, int], bias: bool, seed: int) -> None:
     h, W, b, *_ = make(size, "signed", seed)
-    own = b if bias else None
-    expected = reference.mean_support(*numpy(h, W), None if own is None else own.detach().numpy())
-    np.testing.assert_allclose(mean_support(h, W, own), expected, rtol=1e-4, atol=1e-6)
+    used = b if bias else None
+    expected = reference.mean_support(*numpy(h, W), None if used is None else used.detach().numpy())
+    np.testing.assert_allclose(mean_support(h, W, used), expected, rtol=1e-4, atol=1e-6)
 
 
 def test_mean_support_of_nothing_positive_and_of_nan() -> None:
     W = torch.tensor([[-1.0, -2.0], [-3.0, -1.0]])
     h = torch.tensor([[1.0, 1.0], [float("nan"), 1.0]])
-    found = mean_support(h, W)
-    assert found[0] == 0
-    assert found[1].isnan()
+    support = mean_support(h, W)
+    assert support[0] == 0
+    assert support[1].isnan()
 
 
 def test_where_to_cut() -> None:

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spcp import SPCPLinear, apply_spcp, find_classifier, remove_spcp
+from spcp import SPCPLinear, Truncation, apply_spcp, find_classifier, remove_spcp
 
 
 class Net(nn.Module):
@@ -49,7 +49,7 @@ def test_in_place_on_the_same_parameters() -> None:
     assert model[2] is before
     assert isinstance(model[2], SPCPLinear)
     assert model[2].weight is weight
-    assert model[2].total_steps == 100
+    assert model[2].truncation.total_steps == 100
     model(torch.rand(2, 4))
     assert seen == [1]
 
@@ -68,8 +68,8 @@ def test_the_optimizer_stays_bound() -> None:
 
 
 def test_all_options_arrive() -> None:
-    head = apply_spcp(mlp(), 0.5, 10, beta=0.7, initial_threshold=3.0, truncate="infer", subset=2)[2]
-    assert (head.rho_norm, head.total_steps, head.beta, head.truncate, head.subset) == (0.5, 10, 0.7, "infer", 2)
+    head = apply_spcp(mlp(), 0.5, total_steps=10, beta=0.7, initial_threshold=3.0, stages="infer", subset=2)[2]
+    assert head.truncation == Truncation(0.5, 0.7, 10, 3.0, "infer", 2)
     assert head.threshold.item() == 3.0
 
 
@@ -107,13 +107,13 @@ def test_finds_the_classifier(model: nn.Module, name: str) -> None:
     assert find_classifier(model) == (name, model.get_submodule(name))
 
 
-def test_timm_says_where_it_is() -> None:
+def test_timm_names_the_classifier() -> None:
     model = Net()
     model.get_classifier = lambda: model.fc  # type: ignore[assignment]
     assert find_classifier(model)[0] == "fc"
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # torch.compile's
 def test_wrapped_models() -> None:
     wrapped = nn.DataParallel(mlp())
     assert find_classifier(wrapped) == ("module.2", wrapped.module[2])
@@ -122,7 +122,7 @@ def test_wrapped_models() -> None:
 
 
 class Heads(nn.Module):
-    """Several outputs: none of them is the classifier unless the user says so."""
+    """Several outputs: none of them is the classifier unless the user names it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -166,15 +166,15 @@ def test_usual_names_where_tracing_fails() -> None:
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (nn.Sequential(nn.Linear(4, 3), nn.Conv1d(1, 1, 1)), "Found no nn.Linear that makes the logits of Sequential"),
-        (nn.Sequential(nn.Flatten()), "Found no nn.Linear"),
+        (nn.Sequential(nn.Linear(4, 3), nn.Conv1d(1, 1, 1)), "No nn.Linear makes the logits of Sequential"),
+        (nn.Sequential(nn.Flatten()), "No nn.Linear makes the logits"),
         (Residual(), "2 linear layers .* 'first', 'second'; name one"),
         (Heads(), r"2 linear layers .* 'heads\.digit', 'heads\.parity'; name one"),
-        (Functional(), "Found no nn.Linear that makes the logits of Functional"),
-        (Excitation(), "Found no nn.Linear that makes the logits of Excitation"),
+        (Functional(), "No nn.Linear makes the logits of Functional"),
+        (Excitation(), "No nn.Linear makes the logits of Excitation"),
     ],
 )
-def test_says_why_there_is_no_classifier(model: nn.Module, message: str) -> None:
+def test_the_error_explains_why_there_is_no_classifier(model: nn.Module, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         apply_spcp(model, rho_norm=1.0)
 

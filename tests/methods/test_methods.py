@@ -9,7 +9,7 @@ import torch
 from methods import slow
 from torch import Tensor, nn
 
-from spcp import SPCPLinear
+from spcp import SPCPLinear, Truncation
 from spcp.methods import CIDER, MOS, SNN, UMAP, VOS, CrossEntropy, LogitNorm, Method, T2FNorm
 from spcp.methods.base import normalised
 from spcp.methods.cider import compactness, dispersion, update_prototypes
@@ -22,6 +22,7 @@ from spcp.methods.vos import tied_gaussian, uncertainty_loss, virtual_outliers, 
 from spcp.networks import Network, cnn, mlp
 
 B, D, K = 9, 16, 5
+SPCP = Truncation(rho_norm=0.5)
 
 
 @pytest.fixture
@@ -97,12 +98,12 @@ def test_virtual_outliers_are_the_least_likely_of_many_draws() -> None:
     inverse = np.linalg.inv(covariance)
     theirs = []
     for _ in range(2000):
-        own = rng.multivariate_normal(mean, covariance, draws)
-        theirs.append(own[slow.least_likely(mean, covariance, own)])
+        drawn = rng.multivariate_normal(mean, covariance, draws)
+        theirs.append(drawn[slow.least_likely(mean, covariance, drawn)])
     ours = virtual_outliers(torch.tensor(np.tile(mean, (2000, 1))), torch.tensor(covariance), draws).numpy()
     distance = [np.einsum("nd,de,ne->n", x - mean, inverse, x - mean) for x in (ours, np.array(theirs))]
     for level in (0.1, 0.5, 0.9):
-        quantiles = [np.quantile(own, level) for own in distance]
+        quantiles = [np.quantile(squares, level) for squares in distance]
         assert abs(quantiles[0] / quantiles[1] - 1) < 0.05
     spread = [np.cov((x - mean).T) for x in (ours, np.array(theirs))]
     np.testing.assert_allclose(spread[0], spread[1], rtol=0.25, atol=0.5 * np.abs(covariance).max())
@@ -126,18 +127,18 @@ def test_umap(batch: dict[str, Tensor]) -> None:
 
 METHODS: dict[str, Callable[[], Method]] = {
     "plain": CrossEntropy,
-    "spcp": lambda: CrossEntropy(rho_norm=0.5),
-    "fixed threshold": lambda: CrossEntropy(rho_norm=0.5, beta=1.0, initial_threshold=0.2),
+    "spcp": lambda: CrossEntropy(truncation=SPCP),
+    "fixed threshold": lambda: CrossEntropy(truncation=Truncation(0.5, beta=1.0, initial_threshold=0.2)),
     "l2": lambda: CrossEntropy(penalty=0.01),
     "logitnorm": LogitNorm,
-    "logitnorm+spcp": lambda: LogitNorm(rho_norm=0.5),
+    "logitnorm+spcp": lambda: LogitNorm(truncation=SPCP),
     "t2fnorm": T2FNorm,
-    "t2fnorm+spcp": lambda: T2FNorm(rho_norm=0.5),
+    "t2fnorm+spcp": lambda: T2FNorm(truncation=SPCP),
     "cider": CIDER,
-    "cider+spcp": lambda: CIDER(rho_norm=0.5),
+    "cider+spcp": lambda: CIDER(truncation=SPCP),
     "snn": SNN,
     "vos": lambda: VOS(samples=8, draws=50, start=0.0),
-    "vos+spcp": lambda: VOS(samples=8, draws=50, start=0.0, rho_norm=0.5),
+    "vos+spcp": lambda: VOS(samples=8, draws=50, start=0.0, truncation=SPCP),
     "mos": MOS,
     "umap": UMAP,
 }
@@ -185,20 +186,20 @@ def test_every_method_learns(name: str) -> None:
     assert torch.equal(network(x), other(x))
 
 
-def test_spcp_bounds_the_right_layer() -> None:
-    network, method = mlp(4, inputs=10, width=32), CIDER(rho_norm=0.5)
+def test_spcp_truncates_the_right_layer() -> None:
+    network, method = mlp(4, inputs=10, width=32), CIDER(truncation=SPCP)
     method.prepare(network, 10)
     assert isinstance(method.projection[-1], SPCPLinear)
     assert not isinstance(network.classifier, SPCPLinear)
     network = mlp(4, inputs=10, width=32)
-    CrossEntropy(rho_norm=0.5, beta=1.0, initial_threshold=0.3).prepare(network, 10)
+    CrossEntropy(truncation=Truncation(0.5, beta=1.0, initial_threshold=0.3)).prepare(network, 10)
     assert isinstance(network.classifier, SPCPLinear)
     network.train()(torch.randn(8, 10))
     assert network.classifier.threshold.item() == pytest.approx(0.3)
 
 
 def test_vos_leaves_the_threshold_to_real_features() -> None:
-    network, method = mlp(3, inputs=6, width=16), VOS(samples=4, draws=20, start=0.0, rho_norm=0.5)
+    network, method = mlp(3, inputs=6, width=16), VOS(samples=4, draws=20, start=0.0, truncation=SPCP)
     method.prepare(network, 100)
     x, y = torch.randn(30, 6), torch.arange(30) % 3
     method(network, x, y, 0.0)
@@ -228,9 +229,9 @@ def test_umap_keeps_the_weights_and_finds_eta() -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: SNN(rho_norm=1.0), "a rule of its own"),
+        (lambda: SNN(truncation=SPCP), "selects contributions by another rule"),
         (lambda: SNN(share=0.0), "share must be above 0"),
-        (lambda: UMAP(rho_norm=1.0), "trained already"),
+        (lambda: UMAP(truncation=SPCP), "trained already"),
         (lambda: CrossEntropy(penalty=-1.0), "penalty must be at least 0"),
         (lambda: MOS(groups=[[0, 1], [1, 2]]).prepare(mlp(4, inputs=3), 1), "each of the 4 classes once"),
     ],

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from spcp import SPCPLinear, scores
+from spcp import SPCPLinear, Truncation, scores
 from spcp.calibration import build_score
 from spcp.errors import InputError
 from spcp.features import Features
@@ -31,9 +31,7 @@ def make_head(bounded: bool, seed: int = 0) -> nn.Linear:
     head = nn.Linear(D, K)
     nn.init.normal_(head.weight)
     if bounded:
-        SPCPLinear.convert_(
-            head, rho_norm=1.0, beta=None, total_steps=10, initial_threshold=0.4, truncate="both", subset=None
-        )
+        SPCPLinear.convert_(head, Truncation(rho_norm=1.0, total_steps=10, initial_threshold=0.4))
         assert isinstance(head, SPCPLinear)
         head.updates.fill_(10)
     return head.eval()
@@ -56,7 +54,7 @@ def reference(name: str, score: Score, head: nn.Linear, data: Features, fit: Fea
     h, z, W = (own.double().numpy() for own in (data.h, data.z, head.weight.detach()))
     b = head.bias.detach().double().numpy()
     H, Z, y = fit.h.double().numpy(), fit.z.double().numpy(), fit.y.numpy()
-    lam = head.threshold.item() if isinstance(head, SPCPLinear) and head.truncate == "both" else None
+    lam = head.threshold.item() if isinstance(head, SPCPLinear) and head.truncation.stages == "both" else None
     o = score.options
     guides = torch.randperm(M, generator=torch.Generator().manual_seed(0))[:60]
     table: dict[str, Callable[[], np.ndarray]] = {

@@ -14,8 +14,9 @@ from .app import Json, command, note, numbers, settings, show, whole_numbers
 from .own_data import BenchmarkName, Flip, Known, Label, Near, Odd, OddVal, Root, Size, described, own_data
 
 if TYPE_CHECKING:
+    from ..config import Config
     from ..data import Benchmark
-    from ..training import Config
+    from ..runs import Run
 
 METHOD, RUN = "Method", "Training"
 Network = Annotated[
@@ -77,14 +78,12 @@ def train_command(
     The same command continues a run that was stopped (Ctrl-C).
 
     [dim]spcp train                                            # SPCP on the embedded digits
-    spcp train -b cifar10 -m logitnorm+spcp
+    spcp train -b cifar10 -m logitnorm --rho-norm 0.5
     spcp train --id photos/ --ood-val none --network resnet18 --size 64
     spcp train --id photos/ --model mypackage.models:build[/dim]
     """
     own = own_data(known, ood, near, ood_val, size, label, flip, benchmark)
     options = settings(option)
-    if rho_norm is not None:
-        options["rho_norm"] = how_much(rho_norm)
     if rho_norm is not None and method == "plain":
         raise InputError("--rho-norm is for methods that bound contributions; plain training does not, choose spcp")
     folder = out or Path("runs") / f"{name_of(benchmark, known)}-{method}-{seed}"
@@ -93,10 +92,9 @@ def train_command(
     with described(folder, own) as data:
         from ..training import train
 
-        defaults = few_classes(data, benchmark, method)
-        network = network or (None if model else network_for(data))
         config = config_from(
-            *(benchmark, folder if own else None, method, defaults | options, model, network, root),
+            *(data or benchmark, folder if own else None, method, options, model, network, root),
+            rho_norm=None if rho_norm is None else how_much(rho_norm),
             width=width,
             start=start,
             seed=seed,
@@ -106,11 +104,11 @@ def train_command(
             precision=precision,
         )
         note(f"network: {config.network}")
-        if "rho_norm" in config.options and "rho_norm" not in options:
-            note(f"rho_norm: {config.options['rho_norm']} by default; spcp tune would choose it on validation data")
-        train(config, folder, benchmark=data)
+        if config.truncation.rho_norm and rho_norm is None:
+            note(f"rho_norm: {config.truncation.rho_norm} by default; spcp tune would choose it on validation data")
+        run = train(config, folder, benchmark=data)
     note(f"run: {folder}")
-    calibrate_if_possible(folder, alpha)
+    calibrate_if_possible(run, alpha)
 
 
 def how_much(text: str) -> float | str:
@@ -119,29 +117,6 @@ def how_much(text: str) -> float | str:
         return text if text == "auto" else float(text)
     except ValueError as error:
         raise InputError(f"--rho-norm {text}: must be a number, or auto") from error
-
-
-def few_classes(data: Benchmark | None, benchmark: str | None, method: str) -> dict[str, Any]:
-    """A rho_norm for one's own data that cuts a tenth of the contributions at most; a half might be below 0."""
-    from ..data import load_benchmark
-    from ..methods import METHODS
-
-    if data is None and benchmark is not None and benchmark.endswith(".toml"):
-        data = load_benchmark(benchmark)
-    if data is None or len(data.class_names) >= 10 or "rho_norm" not in METHODS.get(method, (None, {}))[1]:
-        return {}
-    return {"rho_norm": len(data.class_names) / 10}
-
-
-def network_for(data: Benchmark | None) -> str | None:
-    """The usual network for one's own sounds or embeddings; None for images, and for benchmarks by name."""
-    from ..data import AudioTransform
-
-    if data is None:
-        return None
-    if isinstance(data.transform, AudioTransform):
-        return "audio_cnn"
-    return "mlp" if data.transform is None and len(data.inputs().shape) == 1 else None
 
 
 def check_alpha(alpha: float) -> None:
@@ -156,7 +131,7 @@ def name_of(benchmark: str | None, known: Path | None) -> str:
 
 
 def config_from(
-    benchmark: str | None,
+    benchmark: str | Benchmark | None,
     described_in: Path | None,
     method: str,
     options: dict[str, Any],
@@ -166,23 +141,31 @@ def config_from(
     **changes: Any,
 ) -> Config:
     """The settings of a run: the paper's for the benchmark, but for what was given."""
-    from ..training import config_for
+    import dataclasses
+
+    from ..config import config_for
+    from ..contributions import Truncation
 
     if model and network:
         raise InputError("--model and --network: give one of them")
     if model and model.endswith(".pt2"):
         raise InputError(f"--model {model}: an exported program cannot be trained; spcp adopt takes it as it is")
-    name = str((described_in / "benchmark.toml").resolve()) if described_in else benchmark or "digits"
     changes |= {"network": model or network, "root": None if root is None else str(root)}
-    return config_for(name, method, options=options, **{k: value for k, value in changes.items() if value is not None})
+    changes |= {own.name: options.pop(own.name) for own in dataclasses.fields(Truncation) if own.name in options}
+    given = {key: value for key, value in changes.items() if value is not None}
+    config = config_for(benchmark or "digits", method, options=options, **given)
+    if described_in is None:
+        return config
+    return dataclasses.replace(config, benchmark=str((described_in / "benchmark.toml").resolve()))
 
 
-def calibrate_if_possible(folder: Path, alpha: float) -> None:
+def calibrate_if_possible(run: Run, alpha: float) -> None:
     """Leave a detector in the run, if there is enough validation data."""
     from ..decision import FILE, calibrate_run
 
+    folder = run.folder
     try:
-        detector, own = calibrate_run(folder, alpha=alpha)
+        detector, own = calibrate_run(run, alpha=alpha)
     except InputError as error:
         print(f"spcp: not calibrated: {error}", file=sys.stderr)
         return
@@ -233,9 +216,8 @@ def tune_command(
     with described(folder, own) as data:
         from ..tuning import run_folder, tune
 
-        network = network or (None if model else network_for(data))
         config = config_from(
-            *(benchmark, folder if own else None, method, settings(option), model, network, root),
+            *(data or benchmark, folder if own else None, method, settings(option), model, network, root),
             width=width,
             epochs=epochs,
             batch_size=batch_size,
@@ -246,9 +228,10 @@ def tune_command(
     rows = []
     for value in dict.fromkeys(row["rho_norm"] for row in found.rows):
         (area, deviation), (accuracy, _) = found.over_seeds(value), found.over_seeds(value, "accuracy")
-        row = {"rho_norm": value, "validation_auroc": area, "deviation": deviation, "validation_accuracy": accuracy}
+        row = {"rho_norm": value, "validation_auroc": 100 * area, "deviation": 100 * deviation}
+        row |= {"validation_accuracy": 100 * accuracy}
         rows.append(row | {"chosen": "*" if value == found.best else ""})
-    show(rows, as_json, f"AUROC of {found.detector}: validation against {found.odd}, {len(chosen)} seed(s)")
+    show(rows, as_json, f"AUROC of {found.score}: validation against {found.ood}, {len(chosen)} seed(s)")
     if found.best == 0:
         note("no bound is best here: plain training tells the odd validation data best")
     best = run_folder(folder, found.best, chosen[0])
@@ -279,14 +262,14 @@ def adopt_command(
     """
     own = own_data(known, ood, near, ood_val, size, label, True, benchmark)
     check_alpha(alpha)
-    from .. import training
     from ..data import load_benchmark
+    from ..runs import adopt
 
     model = str(Path(model).expanduser().resolve()) if model.endswith(".pt2") else model
     with described(out, own) as data:
         data = data or load_benchmark(benchmark or "digits", root)
         named = str(Path(benchmark).resolve()) if benchmark and benchmark.endswith(".toml") else benchmark
         source = str((out / "benchmark.toml").resolve()) if own else named
-        training.adopt(model, out, data, source=source, weights=weights, root=root)
+        run = adopt(model, out, data, source=source, weights=weights, root=root)
     note(f"run: {out}")
-    calibrate_if_possible(out, alpha)
+    calibrate_if_possible(run, alpha)

@@ -59,12 +59,12 @@ def verify_command(names: Names, root: Root = None) -> None:
 @command("methods", panel="What there is")
 def methods_command(as_json: Json = False) -> None:
     """Training methods, with their papers."""
-    from ..methods import METHODS, CrossEntropy
+    from ..methods import METHODS, TRUNCATING, CrossEntropy
 
     rows = []
-    for name, (kind, options) in METHODS.items():
-        paper = "" if kind is CrossEntropy and "rho_norm" not in options else kind.paper  # plain training has none
-        rows.append({"method": name, "detector": kind.detector, "paper": paper})
+    for name, (kind, _) in METHODS.items():
+        paper = "" if kind is CrossEntropy and name not in TRUNCATING else kind.paper  # plain training has none
+        rows.append({"method": name, "detector": kind.score, "paper": paper})
     show(rows, as_json)
 
 

@@ -59,8 +59,8 @@ def described(folder: Path, text: str | None) -> Iterator[Benchmark | None]:
     if text is None:
         yield None
         return
-    from ..atomic import written
     from ..data import read_benchmark
+    from ..files import written
 
     path = folder / "benchmark.toml"
     there = path.read_text() if path.exists() else None

@@ -1,4 +1,4 @@
-"""The linear classifier with bounded contributions."""
+"""The linear classifier with truncated contributions."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch.autograd.function import once_differentiable
 
 from . import ops  # noqa: F401  (registers torch.ops.spcp)
 
-# torch.export has its own flag only since 2.7; before, it counts as compiling.
+# torch.export has a flag since 2.7; before, it counts as compiling.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
 
-# Parts that the classes are split into in an exported graph: of B*K*D contributions it holds one part at a time.
+# An exported graph splits the K classes into so many parts, and holds the contributions of one part at a time.
 _EXPORT_PARTS = 32
 
 
 def clip_contributions(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor | float) -> Tensor:
-    """Logits of a linear classifier whose contributions are bounded from above.
+    """Return the logits of a linear classifier whose contributions are truncated.
 
         z[..., k] = sum_d min(W[k,d] * h[..., d], threshold) + b[k]
 
@@ -31,8 +31,8 @@ def clip_contributions(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor
     Args:
         h: features, (..., D), of any sign.
         W: classifier weights, (K, D).
-        b: classifier bias, (K,), or None. It is never clipped.
-        threshold: the bound, a number or a tensor of one element.
+        b: classifier bias, (K,), or None. It is never truncated.
+        threshold: the truncation threshold, a number or a tensor of one element.
 
     Returns:
         Logits, (..., K).
@@ -94,9 +94,9 @@ def _clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
 
 
 def _clip_in_aten(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
-    """The formula in standard operators, so that an exported program runs without this library.
+    """Compute the formula in standard operators, so that an exported program runs without this library.
 
-    A few classes at a time, and only those: the batch may be a symbol.
+    It takes a few classes at a time and the whole batch, whose size may be a symbol.
     """
     step = -(-W.shape[0] // _EXPORT_PARTS)
     sums = []

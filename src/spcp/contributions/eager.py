@@ -1,6 +1,6 @@
-"""The kernels in plain PyTorch: right on every device and dtype, and slow.
+"""The kernels in plain PyTorch: correct on every device and dtype, and slow.
 
-They serve where no faster ones do (float64, a CPU without the compiled kernels, devices without Triton), in
+They serve where no faster ones do (float64, a CPU without the compiled kernels, devices without Triton). They work in
 chunks, so that no more than `CHUNK` contributions (or those of a single sample) exist at a time.
 """
 
@@ -15,30 +15,30 @@ CHUNK = 1 << 22  # contributions held at a time: 16 MB in float32
 
 
 def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
-    """`z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`"""
+    """Return `z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`."""
     z = h.new_empty(h.shape[0], W.shape[0])  # (B, K)
-    for rows, classes in _chunks(h, W):
-        c = h[rows, None, :] * W[classes]  # (rows, classes, D)
-        z[rows, classes] = torch.where(c > threshold, threshold, c).sum(-1)
+    for rows, columns in _chunks(h, W):
+        c = h[rows, None, :] * W[columns]  # (rows, columns, D)
+        z[rows, columns] = torch.where(c > threshold, threshold, c).sum(-1)
     return z if b is None else z.add_(b)
 
 
 def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, need_W: bool) -> tuple[Tensor, Tensor]:
-    """The gradients of `clip` by `h` and `W`, for the gradient `g` by its result; empty where not needed."""
+    """Return the gradients by `h` and `W` for the gradient `g` by the logits; empty where not needed."""
     grad_h = h.new_zeros(h.shape if need_h else 0)  # contiguous, whatever h is
     grad_W = W.new_zeros(W.shape if need_W else 0)
-    for rows, classes in _chunks(h, W):
-        cut = h[rows, None, :] * W[classes] > threshold  # (rows, classes, D)
-        passed = g[rows, classes, None].masked_fill(cut, 0)  # (rows, classes, D)
+    for rows, columns in _chunks(h, W):
+        truncated = h[rows, None, :] * W[columns] > threshold  # (rows, columns, D)
+        passed = g[rows, columns, None].masked_fill(truncated, 0)  # (rows, columns, D)
         if need_h:
-            grad_h[rows] += (passed * W[classes]).sum(1)
+            grad_h[rows] += (passed * W[columns]).sum(1)
         if need_W:
-            grad_W[classes] += (passed * h[rows, None, :]).sum(0)
+            grad_W[columns] += (passed * h[rows, None, :]).sum(0)
     return grad_h, grad_W
 
 
 def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
-    """Per sample, the quantile `level` of its K*D contributions, linearly interpolated."""
+    """Return for each sample the quantile `level` of its K*D contributions, linearly interpolated."""
     n = W.numel()
     position = level * (n - 1)
     lower = min(int(position), max(n - 2, 0))
@@ -54,10 +54,10 @@ def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
 
 
 def _chunks(h: Tensor, W: Tensor) -> Iterator[tuple[slice, slice]]:
-    """Slices of samples and of classes whose contributions number at most `CHUNK`."""
+    """Yield slices of the rows and columns of the logits whose contributions number at most `CHUNK`."""
     (B, D), K = h.shape, W.shape[0]
-    classes = min(K, max(1, CHUNK // D))
-    rows = max(1, CHUNK // (classes * D))
+    columns = min(K, max(1, CHUNK // D))
+    rows = max(1, CHUNK // (columns * D))
     for b in range(0, B, rows):
-        for k in range(0, K, classes):
-            yield slice(b, b + rows), slice(k, k + classes)
+        for k in range(0, K, columns):
+            yield slice(b, b + rows), slice(k, k + columns)

@@ -1,12 +1,14 @@
-"""The SPCP head: a linear classifier that bounds its contributions by a threshold it learns while training."""
+"""The SPCP head: a linear classifier that truncates its contributions at a threshold it learns in training."""
 
 from __future__ import annotations
 
+import copy
 import json
 import math
 import warnings
 from collections.abc import Callable
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,22 +16,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .clip import clip_contributions
-from .quantile import RhoNorm, threshold_estimate
+from .quantile import threshold_estimate
+from .truncation import Truncation
 
-Truncate = Literal["both", "train", "infer", "neither"]
-
-HYPERPARAMETERS = ("rho_norm", "beta", "total_steps", "initial_threshold", "truncate", "subset")
 PAPER_BETA, PAPER_STEPS = 0.999, 39100  # CIFAR: 100 epochs of 391 steps
-FADED = 1e-6  # share of the initial threshold that no longer counts
+_FADED = 1e-6  # share of the initial threshold that no longer counts
 INITIAL_THRESHOLD = 1000.0
-CHECK_EVERY = 100  # training steps between two looks at a GPU's threshold: each look waits for the GPU
+_CHECK_EVERY = 100  # training steps between two looks at a GPU's threshold: each look waits for the GPU
 
 
 class SPCPLinear(nn.Linear):
-    """`nn.Linear` with contributions bounded from above, at training and at inference.
+    """An `nn.Linear` whose contributions are truncated, in training and at inference.
 
         z_k = sum_d min(W[k,d] * h[d], threshold) + b_k
-        threshold <- beta * threshold + (1 - beta) * mean_b Top(rho, W * h_b)     (each training step, before the clip)
+        threshold <- beta * threshold + (1 - beta) * mean_b Top(rho, W * h_b)     (each training step, first)
 
     where `Top(rho, .)` is the value at which the top `rho = 100 * rho_norm / K` percent of a sample's K*D
     contributions start. Outside training mode the threshold stands still. Under data parallelism the mean is that
@@ -37,44 +37,27 @@ class SPCPLinear(nn.Linear):
     processes must train with the head in step. Under activation checkpointing, each forward pass must be followed by
     its backward pass before the next: it is recomputed with the threshold as it then is.
 
-    The state dict holds the threshold and the hyperparameters, so a checkpoint says how it was trained; that of an
+    The state dict holds the threshold and the hyperparameters, so a checkpoint records how it was trained; that of an
     `nn.Linear` loads as well, and leaves both as they are.
 
     Args:
         in_features: D.
         out_features: K, the number of classes.
-        bias: as in `nn.Linear`; it is never clipped.
-        rho_norm: how much to cut, 0 to K; about `rho_norm * D` contributions of a sample exceed the threshold.
-            The paper's grid is 0.1 0.2 0.3 0.4 0.5 1 2 3 5. With 0 the layer is a plain `nn.Linear`. "auto" needs
-            no search: instead of `Top`, the threshold follows the mean of the positive contributions to the largest
-            logit, so that no weight may speak for a class louder than the average one that does.
-        beta: share of the old threshold kept at each step. By default it follows `total_steps`; 1 fixes the
-            threshold at `initial_threshold`.
-        total_steps: forward passes in training mode that the run will make (each micro-batch counts). By default
-            `beta = 0.999 ** (39100 / total_steps)`, which is the paper's 0.999 at the paper's length: with 0.999 in
-            a short run the initial threshold would never fade and nothing would ever be cut.
-        initial_threshold: where the threshold starts, high, as a warm-up.
-        truncate: the stages at which contributions are cut: "both", "train", "infer" or "neither". The threshold
-            is followed in each case.
-        subset: estimate on this many random samples of the batch instead of all.
+        bias: as in `nn.Linear`; it is never truncated.
+        truncation: how much to truncate and when, see `Truncation`. Assign `head.truncation` to change it later; the
+            threshold stays where it is.
         device: as in `nn.Linear`.
         dtype: as in `nn.Linear`. The threshold itself is float32 at least.
 
     Example:
-        >>> head = SPCPLinear(512, 10, rho_norm=3.0, total_steps=5000)
-        >>> logits = head(torch.rand(128, 512))  # training mode: updates head.threshold, then cuts
-        >>> logits = head.eval()(torch.rand(128, 512))  # cuts at the threshold as it is
+        >>> head = SPCPLinear(512, 10, truncation=Truncation(rho_norm=3.0, total_steps=5000))
+        >>> logits = head(torch.rand(128, 512))  # training mode: updates head.threshold, then truncates
+        >>> logits = head.eval()(torch.rand(128, 512))  # truncates at the threshold as it is
     """
 
     threshold: Tensor
     updates: Tensor  # steps that moved the threshold
     nonfinite: Tensor  # whether a step did not, because its features or the weights were not finite
-    rho_norm: RhoNorm
-    beta: float
-    total_steps: int | None
-    initial_threshold: float
-    truncate: Truncate
-    subset: int | None
 
     def __init__(
         self,
@@ -82,75 +65,79 @@ class SPCPLinear(nn.Linear):
         out_features: int,
         bias: bool = True,
         *,
-        rho_norm: RhoNorm,
-        beta: float | None = None,
-        total_steps: int | None = None,
-        initial_threshold: float = INITIAL_THRESHOLD,
-        truncate: Truncate = "both",
-        subset: int | None = None,
+        truncation: Truncation,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
-        self._set_up(
-            rho_norm=rho_norm,
-            beta=beta,
-            total_steps=total_steps,
-            initial_threshold=initial_threshold,
-            truncate=truncate,
-            subset=subset,
-        )
+        self._set_up(truncation)
 
     @classmethod
-    def convert_(cls, linear: nn.Linear, **options: Any) -> SPCPLinear:
+    def convert_(cls, linear: nn.Linear, truncation: Truncation) -> SPCPLinear:
         """Turn an `nn.Linear` into an SPCP head in place: the same object, with the same parameters and hooks."""
         if not _behaves_as_linear(linear):
             raise TypeError(
                 f"{type(linear).__name__} does more than an nn.Linear, so it cannot become an SPCP head; end the model "
                 f"in an nn.Linear."
             )
-        check_hyperparameters(linear.out_features, **options)
+        truncation.check(linear.out_features)
         plain_class = type(linear)
         linear.__class__ = cls
         assert isinstance(linear, cls)
-        linear._set_up(**options)
+        linear._set_up(truncation)
         linear._plain_class = plain_class
         return linear
 
     def revert_(self) -> nn.Linear:
         """Turn this head into the plain layer it would be without SPCP, in place."""
         plain_class = self._plain_class
-        for name in ("threshold", "updates", "nonfinite", *HYPERPARAMETERS, "_unchecked", "_said", "_plain_class"):
+        for name in ("threshold", "updates", "nonfinite", "_truncation", "_unchecked", "_warned", "_plain_class"):
             delattr(self, name)
         self.__class__ = plain_class  # type: ignore[assignment]
         return self
 
-    def _set_up(self, **options: Any) -> None:
-        check_hyperparameters(self.out_features, **options)
-        if options["beta"] is None:
-            steps = options["total_steps"] or PAPER_STEPS
-            options["beta"] = PAPER_BETA ** (PAPER_STEPS / steps)
-        for name in ("rho_norm", "beta", "initial_threshold"):
-            if options[name] != "auto":
-                options[name] = float(options[name])  # from numpy's and torch's scalars too
-        self.__dict__.update(options)
+    def _set_up(self, truncation: Truncation) -> None:
+        self.truncation = truncation
         device, dtype = self.weight.device, torch.promote_types(self.weight.dtype, torch.float32)
         self.register_buffer("threshold", torch.tensor(self.initial_threshold, device=device, dtype=dtype))
         self.register_buffer("updates", torch.tensor(0, device=device))
         self.register_buffer("nonfinite", torch.tensor(False, device=device), persistent=False)
         self._plain_class: type[nn.Linear] = nn.Linear  # what to revert to
         self._unchecked = 0  # steps since the last look at the buffers
-        self._said: set[str] = set()  # subjects of the warnings given
+        self._warned: set[str] = set()  # subjects of the warnings given
+
+    @property
+    def truncation(self) -> Truncation:
+        """The hyperparameters."""
+        return self._truncation
+
+    @truncation.setter
+    def truncation(self, truncation: Truncation) -> None:
+        truncation.check(self.out_features)
+        self._truncation = truncation
+
+    @property
+    def beta(self) -> float:
+        """The share of the old threshold kept at each step: as given, or from the length of the run."""
+        if self.truncation.beta is not None:
+            return self.truncation.beta
+        return float(PAPER_BETA ** (PAPER_STEPS / (self.truncation.total_steps or PAPER_STEPS)))
+
+    @property
+    def initial_threshold(self) -> float:
+        """Where the threshold starts: as given, or at 1000."""
+        initial = self.truncation.initial_threshold
+        return INITIAL_THRESHOLD if initial is None else initial
 
     def forward(self, input: Tensor) -> Tensor:
-        """Logits, (..., K), for features (..., D)."""
+        """Return the logits, (..., K), of features (..., D); in training mode, update the threshold first."""
         if self.training and self.is_adaptive:
-            h = self._subset_of(input.detach())  # drawn when recomputing too, or dropout would draw other numbers
+            h = self._samples(input.detach())  # drawn when recomputing too, or dropout would draw other numbers
             if not _is_recomputing():
-                self._follow(h)
+                self._update(h)
         if not self.training and not torch.compiler.is_compiling():
-            self._say_if_never_trained()
-        if self.rho_norm == 0 or self.truncate not in ("both", "train" if self.training else "infer"):
+            self._warn_if_never_trained()
+        if not self.truncation.applies(training=self.training):
             return F.linear(input, self.weight, self.bias)
         # The copy is what the backward pass will see, whatever further steps do to the threshold before it.
         threshold = self.threshold.clone() if torch.is_grad_enabled() else self.threshold
@@ -159,34 +146,36 @@ class SPCPLinear(nn.Linear):
     @property
     def is_adaptive(self) -> bool:
         """Whether training moves the threshold."""
-        return self.rho_norm != 0 and self.beta < 1
+        return self.truncation.rho_norm != 0 and self.beta < 1
 
     @property
     def initial_share(self) -> float:
-        """How much of the initial threshold is still in the present one: `beta ** updates`."""
+        """The share of the initial threshold that is left in the present one: `beta ** updates`."""
         return float(self.beta ** self.updates.item())
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether more of the threshold is left of its initial value than was learned: then next to nothing is cut."""
+        """Whether the initial value makes up more of the threshold than was learned: then little is truncated."""
         share = self.initial_share
         residual = share * self.initial_threshold
         if math.isinf(residual):
             return share < 1
-        return FADED < share < 1 and residual > (self.threshold.item() - residual) / (1 - share)
+        return _FADED < share < 1 and residual > (self.threshold.item() - residual) / (1 - share)
 
-    def _subset_of(self, h: Tensor) -> Tensor:
+    def _samples(self, h: Tensor) -> Tensor:
+        """Return the samples to estimate the threshold on: all, or a random subset."""
         h = h.reshape(-1, h.shape[-1])  # (B, D)
-        if self.subset is None or self.subset >= h.shape[0]:
+        subset = self.truncation.subset
+        if subset is None or subset >= h.shape[0]:
             return h
-        return h[torch.randperm(h.shape[0], device=h.device)[: self.subset]]
+        return h[torch.randperm(h.shape[0], device=h.device)[:subset]]
 
     def estimate(self, h: Tensor) -> Tensor:
-        """Where to cut each sample, (B,), of features (B, D): what the threshold is the moving average of."""
-        return threshold_estimate(h, self.weight, self.bias, self.rho_norm)
+        """Estimate the threshold from each sample, (B,), of features (B, D); their moving average is the threshold."""
+        return threshold_estimate(h, self.weight, self.bias, self.truncation.rho_norm)
 
-    def _follow(self, h: Tensor) -> None:
-        """Move the threshold towards the mean, over the global batch, of the samples' quantiles."""
+    def _update(self, h: Tensor) -> None:
+        """Move the threshold towards the mean, over the global batch, of the samples' estimates."""
         estimates = self.estimate(h)  # (B,)
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             total = torch.stack([estimates.sum(), estimates.new_full((), h.shape[0])])  # sum and count
@@ -198,8 +187,8 @@ class SPCPLinear(nn.Linear):
             estimate = estimates.mean()
         if self.bias is not None:
             estimate = estimate + 0 * self.bias.detach().sum()  # NaN if the logits are going to be
-        # What is not finite never enters. On a CPU that is said at once; elsewhere it is noted, since to ask a GPU
-        # is to wait for it, and said at the next look.
+        # What is not finite never enters. A CPU raises an error at once. Elsewhere the step is noted and the error
+        # raised at the next look, since to ask a GPU is to wait for it.
         if h.device.type != "cpu" or torch.compiler.is_compiling():
             finite = estimate.isfinite()
             self.nonfinite.logical_or_(~finite)
@@ -213,57 +202,58 @@ class SPCPLinear(nn.Linear):
             self.nonfinite.fill_(True)
         if not torch.compiler.is_compiling():
             self._unchecked += 1
-            if h.device.type == "cpu" or self._unchecked >= CHECK_EVERY:
+            if h.device.type == "cpu" or self._unchecked >= _CHECK_EVERY:
                 self._check()
 
     def _check(self) -> None:
-        """Look at the buffers (which waits for a GPU) and speak up."""
+        """Look at the buffers (which waits for a GPU); raise an error or warn if something went wrong."""
         self._unchecked = 0
         threshold = self.threshold.item()
         if self.nonfinite.item():
             self.nonfinite.fill_(False)
             raise ValueError(
-                f"SPCPLinear met features or weights that are not finite while training; its threshold was left at "
-                f"{threshold:.6g}. Look for NaN in the input, or lower the learning rate."
+                f"Features or weights of the SPCP head are not finite; its threshold was left at {threshold:.6g}. "
+                f"Look for NaN in the input, or lower the learning rate."
             )
         share = self.initial_share
         # Zero or less, or above it only by what is left of the initial threshold (and a hundredth, for rounding).
-        faded = share < FADED and math.isfinite(threshold)
+        faded = share < _FADED and math.isfinite(threshold)
         if threshold <= 0 or (faded and threshold <= 1.01 * share * self.initial_threshold):
-            cure = f"rho_norm = {self._rho_text} is large for {self.out_features} classes; a smaller one cuts less."
-            if self.rho_norm == "auto":
-                cure = "No feature speaks for the predicted class either; look at the features."
-            self._say_once(
+            cure = f"rho_norm = {self._rho_text} is large for {self.out_features} classes; choose a smaller one."
+            if self.truncation.rho_norm == "auto":
+                cure = "The predicted class has no positive contributions either; look at the features."
+            self._warn_once(
                 "not positive",
-                f"The SPCP threshold is {threshold:.3g}: nothing speaks for a class any more, only against. {cure}",
+                f"The SPCP threshold is {threshold:.3g}, so no contribution is positive any more. {cure}",
             )
 
-    def _say_if_never_trained(self) -> None:
-        """Look once: a head on a network that was never trained with it cuts nothing."""
-        if "looked" in self._said or self.truncate not in ("both", "infer") or not self.is_adaptive:
+    def _warn_if_never_trained(self) -> None:
+        """Look once: a head on a network that was never trained with it truncates nothing."""
+        if "never trained" in self._warned or not self.is_adaptive or effective_threshold(self) is None:
             return
-        self._said.add("looked")
         if self.threshold.item() == INITIAL_THRESHOLD and self.updates.item() == 0:
-            self._say_once(
+            self._warn_once(
                 "never trained",
-                f"The SPCP threshold is still its initial {INITIAL_THRESHOLD:g}, so nothing is cut: train with the "
-                f"head, load a checkpoint of one, or set it with fit_threshold(model, data).",
+                f"The SPCP threshold is still its initial {INITIAL_THRESHOLD:g}, so nothing is truncated: train with "
+                f"the head, load a checkpoint of one, or set it with fit_threshold(model, data).",
             )
+        self._warned.add("never trained")  # to look again would wait for a GPU again
 
-    def _say_once(self, subject: str, warning: str) -> None:
-        if subject not in self._said:
-            self._said.add(subject)
+    def _warn_once(self, subject: str, warning: str) -> None:
+        if subject not in self._warned:
+            self._warned.add(subject)
             warnings.warn(warning, stacklevel=2)
 
     def train(self, mode: bool = True) -> SPCPLinear:
-        """As in `nn.Module`; when training gives way to evaluation, say what went wrong with the threshold."""
+        """Set the mode as `nn.Module` does; when training gives way to evaluation, check the threshold."""
         trained = self.training and not mode
         super().train(mode)
         if trained and self.is_adaptive and not self.threshold.is_meta:
             self._check()
-            over = self.total_steps is None or self.updates.item() >= 0.9 * self.total_steps  # some stop early
+            steps = self.truncation.total_steps
+            over = steps is None or self.updates.item() >= 0.9 * steps  # some stop early
             if over and self.is_warming_up:
-                self._say_once(
+                self._warn_once(
                     "warming up",
                     f"The SPCP threshold is still {self.threshold.item():.3g} after {self.updates.item()} steps, "
                     f"mostly its initial {self.initial_threshold:g}: if training ends here, SPCP did nothing. Pass "
@@ -272,7 +262,7 @@ class SPCPLinear(nn.Linear):
         return self
 
     def reset_parameters(self) -> None:
-        """As in `nn.Linear`; the threshold too starts anew."""
+        """Draw the parameters as `nn.Linear` does; the threshold starts again, too."""
         super().reset_parameters()
         if "threshold" in self._buffers:  # not yet while nn.Linear constructs itself
             self.threshold.fill_(self.initial_threshold)
@@ -280,26 +270,23 @@ class SPCPLinear(nn.Linear):
             self.nonfinite.zero_()
 
     def get_extra_state(self) -> Tensor:
-        """The hyperparameters as JSON in a tensor of bytes, which every checkpoint format can hold."""
-        text = json.dumps({name: getattr(self, name) for name in HYPERPARAMETERS})
-        return torch.tensor(list(text.encode()), dtype=torch.uint8)
+        """Return the hyperparameters as JSON in a tensor of bytes, which every checkpoint format can hold."""
+        return torch.tensor(list(json.dumps(asdict(self.truncation)).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Take over the hyperparameters of a checkpoint."""
-        options = json.loads(bytes(state.tolist()))
-        check_hyperparameters(self.out_features, **options)
-        self.__dict__.update(options)
+        """Take the hyperparameters of a checkpoint."""
+        self.truncation = Truncation(**json.loads(bytes(state.tolist())))
 
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: Any, strict: bool,
         missing_keys: list[str], unexpected_keys: list[str], error_msgs: list[str],
     ) -> None:  # fmt: skip
-        own = [prefix + name for name in ("threshold", "updates", "_extra_state")]
+        ours = [prefix + name for name in ("threshold", "updates", "_extra_state")]
         missing: list[str] = []
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, missing, unexpected_keys, error_msgs)
         self.threshold = self.threshold.to(torch.promote_types(self.threshold.dtype, torch.float32))
-        plain = not any(key in state_dict for key in own)  # the checkpoint of an nn.Linear lacks all three
-        missing_keys += [key for key in missing if not (plain and key in own)]
+        plain = not any(key in state_dict for key in ours)  # the checkpoint of an nn.Linear lacks all three
+        missing_keys += [key for key in missing if not (plain and key in ours)]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SPCPLinear:
         """Keep the threshold in float32 at least: a moving average in half precision stands still."""
@@ -312,56 +299,37 @@ class SPCPLinear(nn.Linear):
 
     @property
     def _rho_text(self) -> str:
-        return self.rho_norm if self.rho_norm == "auto" else f"{self.rho_norm:g}"
+        return str(self.truncation.rho_norm).removesuffix(".0")
 
     def extra_repr(self) -> str:
-        """As in `nn.Linear`, with the hyperparameters."""
-        options = f"rho_norm={self._rho_text}, beta={self.beta:.6g}, truncate={self.truncate!r}"
-        return f"{super().extra_repr()}, {options}" + (f", subset={self.subset}" if self.subset else "")
+        """Describe the layer as `nn.Linear` does, with the hyperparameters."""
+        subset = f", subset={self.truncation.subset}" if self.truncation.subset else ""
+        options = f"rho_norm={self._rho_text}, beta={self.beta:.6g}, stages={self.truncation.stages!r}"
+        return f"{super().extra_repr()}, {options}{subset}"
 
 
-def check_hyperparameters(
-    K: int,
-    *,
-    rho_norm: RhoNorm,
-    beta: float | None,
-    total_steps: int | None,
-    initial_threshold: float,
-    truncate: str,
-    subset: int | None,
-) -> None:
-    """Raise an error that names the first one that is of the wrong type or out of range."""
-    for name, value in (("rho_norm", rho_norm), ("beta", beta), ("initial_threshold", initial_threshold)):
-        if name == "rho_norm" and value == "auto":
-            continue
-        if not (hasattr(value, "__float__") or (name == "beta" and value is None)):
-            raise TypeError(f"{name} is {value!r}; it must be a number.")
-    for name, count in (("total_steps", total_steps), ("subset", subset)):
-        if not (count is None or isinstance(count, int)):
-            raise TypeError(f"{name} is {count!r}; it must be a whole number.")
-    if rho_norm != "auto" and not 0 <= rho_norm <= K:
-        raise ValueError(
-            f"rho_norm is {rho_norm}; it must lie between 0 and {K}, the number of classes (0.1 to 5 is usual), or "
-            "'auto'."
-        )
-    if beta is not None and not 0 <= beta <= 1:
-        raise ValueError(f"beta is {beta}; it must lie between 0 and 1.")
-    if total_steps is not None and total_steps < 1:
-        raise ValueError(f"total_steps is {total_steps}; it must be at least 1.")
-    if math.isnan(initial_threshold):
-        raise ValueError("initial_threshold is NaN; it must be a number.")
-    if truncate not in ("both", "train", "infer", "neither"):
-        raise ValueError(f"truncate is {truncate!r}; it must be 'both', 'train', 'infer' or 'neither'.")
-    if subset is not None and subset < 1:
-        raise ValueError(f"subset is {subset}; it must be at least 1 sample.")
+def effective_threshold(head: nn.Module) -> Tensor | None:
+    """Return the threshold at which a layer truncates contributions at inference, or None where it does not."""
+    if isinstance(head, SPCPLinear) and head.truncation.applies(training=False):
+        return head.threshold
+    return None
+
+
+def plain_head(head: nn.Linear) -> nn.Linear:
+    """Return the head without truncation, with the same parameters; a head that does not truncate, as it is."""
+    if not isinstance(head, SPCPLinear) or effective_threshold(head) is None:
+        return head
+    plain = copy.copy(head)
+    plain.truncation = replace(head.truncation, stages="neither")
+    return plain
 
 
 def _behaves_as_linear(module: nn.Linear) -> bool:
-    """Whether a layer is an `nn.Linear`, or a subclass that computes the same (timm has one)."""
+    """Return whether a layer is an `nn.Linear`, or a subclass that computes the same (timm has one)."""
     if type(module) is nn.Linear:
         return True
-    own = {name for name, _ in (*module.named_parameters(), *module.named_buffers(), *module.named_children())}
-    if not {"weight"} <= own <= {"weight", "bias"} or module.weight.is_meta:  # adapters, parametrizations, ...
+    held = {name for name, _ in (*module.named_parameters(), *module.named_buffers(), *module.named_children())}
+    if not {"weight"} <= held <= {"weight", "bias"} or module.weight.is_meta:  # adapters, parametrizations, ...
         return False
     probe = torch.linspace(-1, 1, module.in_features, device=module.weight.device, dtype=module.weight.dtype)
     with torch.no_grad():
@@ -369,5 +337,5 @@ def _behaves_as_linear(module: nn.Linear) -> bool:
 
 
 def _is_recomputing() -> bool:
-    """Whether this forward pass runs inside a backward pass: activation checkpointing computes it again."""
+    """Return whether this forward pass runs inside a backward pass: activation checkpointing computes it again."""
     return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() != -1

@@ -18,7 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define VECTORIZED __attribute__((noinline)) /* the compiler vectorises a loop best in a function of its own */
+#define VECTORIZED __attribute__((noinline)) /* the compiler vectorises a loop best in a separate function */
 
 #define LANES 64          /* samples side by side, a bit each in lanes_above */
 #define VECTORS (LANES / 8)
@@ -70,13 +70,13 @@ VECTORIZED static void extremes(const float *restrict lanes, i64 width, const fl
 /* The positions of the n flags that are set; there must be room for eight more. */
 static inline i64 positions(uint8_t *restrict flags, i64 n, int32_t *restrict at) {
     memset(flags + n, 0, 8);
-    i64 found = 0;
+    i64 count = 0;
     for (i64 i = 0; i < n; i += 8) {
         uint64_t eight;
         memcpy(&eight, flags + i, 8);
-        for (; eight; eight &= eight - 1) at[found++] = (int32_t)(i + (__builtin_ctzll(eight) >> 3));
+        for (; eight; eight &= eight - 1) at[count++] = (int32_t)(i + (__builtin_ctzll(eight) >> 3));
     }
-    return found;
+    return count;
 }
 
 /* The features d, of at most TILE, at which w[d] * (some lane) > lam. */
@@ -327,8 +327,8 @@ static float select_rank(const float *h, const float *W, i64 D, i64 K, i64 rank,
         for (i64 d0 = 0; d0 < D; d0 += TILE) {
             const float *w = W + k * D + d0;
             int32_t at[TILE];
-            const i64 found = within(h + d0, w, of_key(low), of_key(high), least(TILE, D - d0), at);
-            for (i64 i = 0; i < found; i++) left[count++] = w[at[i]] * h[d0 + at[i]];
+            const i64 inside = within(h + d0, w, of_key(low), of_key(high), least(TILE, D - d0), at);
+            for (i64 i = 0; i < inside; i++) left[count++] = w[at[i]] * h[d0 + at[i]];
         }
     sort_descending(left, count);
     const i64 r = rank - above_high;
@@ -344,10 +344,10 @@ static float positive_guess(const float *h, const float *W, i64 D, i64 rows, i64
     float low = 0, high = INFINITY, last_t = 0, last_above = 0;
     if (!(t > 0)) t = 1e-2f;
     for (int i = 0; i < 40; i++) {
-        const i64 found = count_above(h, W, D, rows, step, t);
-        const float above = (float)found;
-        if (found >= fewest && found <= most) return t;
-        if (found > most) low = t;
+        const i64 count = count_above(h, W, D, rows, step, t);
+        const float above = (float)count;
+        if (count >= fewest && count <= most) return t;
+        if (count > most) low = t;
         else high = t;
         if (last_above > 0 && above > 0 && above != last_above)
             *power = fminf(fmaxf(logf(last_above / above) / logf(t / last_t), 1), 32);
@@ -394,8 +394,8 @@ static void collect(const float *W, i64 D, i64 K, const float *lanes, const floa
 
 /* out[b]: the quantile `level` of the contributions of sample b; NaN unless its features and all weights are finite.
  *
- * Of n = K*D contributions the one of ascending position level*(n-1) is wanted: a high one, as a rule, so it is
- * found from the top. Every step-th row gives a floor that a few more than the wanted number exceed; what exceeds
+ * Of n = K*D contributions the one of ascending position level*(n-1) is wanted: a high one, as a rule, so the
+ * search starts at the top. Every step-th row gives a floor that a few more than the wanted number exceed; what exceeds
  * it is collected from all rows, and the rank selected among that. Where that fails (few contributions, a quantile
  * at or below zero, many ties) it is selected among all of them, more slowly. */
 int spcp_quantile(const float *h, const float *W, double level, float *out, i64 B, i64 D, i64 K, int threads) {
@@ -445,15 +445,15 @@ int spcp_quantile(const float *h, const float *W, double level, float *out, i64 
                 collect(W, D, K, lanes, high, low, floor_, kept, capacity, count);
             }
             for (i64 b = first; b < last; b++) {
-                const float *own = h + b * D;
-                const i64 found = sparse ? count[b - first] : 0;
-                if (!weights_finite || !all_finite(own, D)) {
+                const float *sample = h + b * D;
+                const i64 collected = sparse ? count[b - first] : 0;
+                if (!weights_finite || !all_finite(sample, D)) {
                     out[b] = NAN;
                     continue;
                 }
-                if (found > rank && found <= capacity)
-                    out[b] = select_rank(ones, kept + (b - first) * capacity, found, 1, rank, fraction, previous);
-                else out[b] = select_rank(own, W, D, K, rank, fraction, previous);
+                if (collected > rank && collected <= capacity)
+                    out[b] = select_rank(ones, kept + (b - first) * capacity, collected, 1, rank, fraction, previous);
+                else out[b] = select_rank(sample, W, D, K, rank, fraction, previous);
                 previous = out[b];
             }
         }

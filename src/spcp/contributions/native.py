@@ -12,9 +12,8 @@ from torch import Tensor
 from ..compiled import load_library
 
 # From so many samples and classes on, a GEMM and its sparse correction beat one fused dense pass: with fewer samples
-# most lanes would be empty, with fewer classes too large a share of the weights has to be looked at.
+# most lanes would be empty, with fewer classes too large a share of the weights would have to be read.
 MANY_SAMPLES, MANY_CLASSES = 128, 512
-
 
 _pointer, _real = ctypes.c_void_p, ctypes.c_float
 _sizes = [ctypes.c_int64, ctypes.c_int64, ctypes.c_int64, ctypes.c_int]  # B, D, K, threads
@@ -30,12 +29,12 @@ _library = load_library(
 
 
 def available() -> bool:
-    """Whether the kernels were compiled when the package was installed (it takes a C compiler)."""
+    """Return whether the kernels were compiled when the package was installed (it takes a C compiler)."""
     return _library is not None
 
 
 def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
-    """`z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`"""
+    """Return `z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`."""
     h, W, bias, lam = h.contiguous(), W.contiguous(), None if b is None else b.contiguous(), threshold.item()
     if math.isnan(lam):
         raise ValueError("threshold is NaN; it must be a number.")
@@ -50,7 +49,7 @@ def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
 
 
 def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, need_W: bool) -> tuple[Tensor, Tensor]:
-    """The gradients of `clip`: those of a linear layer, less what would flow through the contributions cut."""
+    """Return the gradients: those of a linear layer, less what would flow through truncated contributions."""
     g, h, W, lam = g.contiguous(), h.contiguous(), W.contiguous(), threshold.item()
     grad_h = g @ W if need_h else h.new_empty(0)
     grad_W = g.t() @ h if need_W else W.new_empty(0)
@@ -60,7 +59,7 @@ def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, 
 
 
 def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
-    """Per sample, the quantile `level` of its K*D contributions, linearly interpolated."""
+    """Return for each sample the quantile `level` of its K*D contributions, linearly interpolated."""
     out = h.new_empty(h.shape[0])
     _run("spcp_quantile", h.contiguous(), W.contiguous(), level, out)
     return out

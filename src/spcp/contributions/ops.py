@@ -22,7 +22,7 @@ torch.library.define("spcp::contribution_quantile", "(Tensor h, Tensor W, float 
 
 
 def kernels_for(h: Tensor) -> ModuleType:
-    """The fastest module with `clip`, `clip_grad` and `quantile` for this dtype and device."""
+    """Return the fastest module with `clip`, `clip_grad` and `quantile` for this dtype and device."""
     if h.dtype == torch.float32:
         if h.device.type == "cpu" and native.available():
             return native

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from .eager import CHUNK
-from .head import SPCPLinear
+from .head import SPCPLinear, effective_threshold
 from .surgery import find_classifier
 
 
@@ -21,16 +21,16 @@ class Pattern:
 
     Attributes:
         contributions: mean of `min(W[k,d] * h[d], threshold)`, as the network adds them up, (K, D).
-        cut: share of the samples in which the weight's contribution exceeded the threshold, (K, D).
+        truncated: share of the samples in which the weight's contribution exceeded the threshold, (K, D).
         samples: how many samples the means are over.
     """
 
     contributions: Tensor
-    cut: Tensor
+    truncated: Tensor
     samples: int
 
     def sparsity(self) -> Sparsity:
-        """How few weights carry the mean contributions."""
+        """Measure how few weights carry the mean contributions."""
         return sparsity(self.contributions)
 
 
@@ -57,61 +57,61 @@ class Explanation:
     """What a prediction was made of.
 
     Attributes:
-        predicted: the class with the largest logit.
+        prediction: the class with the largest logit.
         logit: that logit.
-        threshold: the bound of the contributions; infinite for a head that does not cut.
-        contributions: `W[predicted, d] * h[d]` before the cut, by feature d, (D,).
-        is_cut: whether the contribution exceeded the threshold, by feature d, (D,).
-        features: the features d, the largest contribution first, (D,); so `is_cut[features]` is in that order.
+        threshold: the truncation threshold; infinite for a head that does not truncate.
+        contributions: `W[prediction, d] * h[d]` before truncation, by feature d, (D,).
+        is_truncated: whether the contribution exceeded the threshold, by feature d, (D,).
+        features: the features d, the largest contribution first, (D,); so `is_truncated[features]` is in that order.
     """
 
-    predicted: int
+    prediction: int
     logit: float
     threshold: float
     contributions: Tensor
-    is_cut: Tensor
+    is_truncated: Tensor
     features: Tensor
 
     def __str__(self) -> str:
-        lines = [f"class {self.predicted}, logit {self.logit:.3f}, threshold {self.threshold:.4g}"]
+        lines = [f"class {self.prediction}, logit {self.logit:.3f}, threshold {self.threshold:.4g}"]
         for d in self.features[:10].tolist():
-            note = f" cut to {self.threshold:.4g}" if self.is_cut[d] else ""
+            note = f" truncated to {self.threshold:.4g}" if self.is_truncated[d] else ""
             lines.append(f"  feature {d:5d}: {self.contributions[d]:+.4f}{note}")
         return "\n".join(lines)
 
 
 @torch.no_grad()
 def contribution_pattern(model: nn.Module, data: Iterable[Any], classifier: str | None = None) -> Pattern:
-    """The mean contribution matrix of a network over a data set, batch by batch.
+    """Return the mean contribution matrix of a network over a data set, batch by batch.
 
         mean_b min(W[k,d] * h_b[d], threshold)
 
     Args:
-        model: a classifier; it is run in evaluation mode and put back.
+        model: a classifier; it runs in evaluation mode and returns to the mode it was in.
         data: batches, as a `DataLoader` gives them: tensors, tuples that begin with one, or dictionaries of the model's
             keyword arguments.
-        classifier: the dotted name of the last layer, where it cannot be found.
+        classifier: the dotted name of the last layer, where the search for it fails.
     """
     _, head = find_classifier(model, classifier)
-    return pattern_of(features_of(model, data, head), head)
+    return pattern_of(_features(model, data, head), head)
 
 
 @torch.no_grad()
 def pattern_of(features: Iterable[Tensor], head: nn.Linear) -> Pattern:
-    """The same, of features (B, D) that are there already."""
+    """Return the mean contribution matrix of a head over batches of its features, (B, D)."""
     W, threshold = head.weight.detach().double(), _threshold(head)
-    contributions, cut, samples = torch.zeros_like(W), torch.zeros_like(W), 0
+    contributions, truncated, samples = torch.zeros_like(W), torch.zeros_like(W), 0
     for h in features:
         for rows in h.double().split(max(1, CHUNK // W.numel())):
             c = rows[:, None, :] * W  # (rows, K, D)
             contributions += c.clamp(max=threshold).sum(0)
-            cut += (c > threshold).sum(0)
+            truncated += (c > threshold).sum(0)
         samples += len(h)
-    return Pattern((contributions / samples).float(), (cut / samples).float(), samples)
+    return Pattern((contributions / samples).float(), (truncated / samples).float(), samples)
 
 
 def sparsity(contributions: Tensor) -> Sparsity:
-    """How unequally the magnitudes of a contribution matrix (or of any tensor) are spread over its entries.
+    """Measure how unequally the magnitudes of a contribution matrix (or of any tensor) are spread over its entries.
 
     Example:
         >>> sparsity(torch.tensor([0.0, 0.0, 0.0, 2.0]))
@@ -120,7 +120,7 @@ def sparsity(contributions: Tensor) -> Sparsity:
     c = contributions.detach().abs().double().flatten().sort().values  # ascending
     n, total = c.numel(), c.sum().item()
     if total == 0 or n == 0:
-        raise ValueError("All contributions are zero, so nothing can be said of how they are spread.")
+        raise ValueError("All contributions are zero, so their sparsity is not defined.")
     ranks = torch.arange(1, n + 1, dtype=c.dtype, device=c.device)
     return Sparsity(
         top_1_percent=c[n - max(1, round(n / 100)) :].sum().item() / total,
@@ -132,67 +132,67 @@ def sparsity(contributions: Tensor) -> Sparsity:
 
 @torch.no_grad()
 def explain(model: nn.Module, x: Tensor | Mapping[str, Any], classifier: str | None = None) -> list[Explanation]:
-    """Which weights carried each prediction, and which of them were cut.
+    """Show which weights carried each prediction of a batch, and which of them were truncated.
 
     Args:
-        model: a classifier, plain or with an SPCP head; it is run in evaluation mode and put back.
+        model: a classifier, plain or with an SPCP head; it runs in evaluation mode and returns to the mode it was in.
         x: a batch of inputs: a tensor, or a dictionary of the model's keyword arguments.
-        classifier: the dotted name of the last layer, where it cannot be found.
+        classifier: the dotted name of the last layer, where the search for it fails.
     """
     _, head = find_classifier(model, classifier)
     threshold = _threshold(head)
-    h, logits = features_and_logits(model, x, head)
-    found = []
-    for own, z in zip(h, logits, strict=True):
+    explanations = []
+    for h, z in zip(*_features_and_logits(model, x, head), strict=True):
         k = int(z.argmax())
-        c = own * head.weight[k]  # (D,)
+        c = h * head.weight[k]  # (D,)
         order = c.argsort(descending=True, stable=True)
-        found.append(Explanation(k, z[k].item(), threshold, c, c > threshold, order))
-    return found
+        explanations.append(Explanation(k, z[k].item(), threshold, c, c > threshold, order))
+    return explanations
 
 
 @torch.no_grad()
 def fit_threshold(model: nn.Module, data: Iterable[Any]) -> float:
     """Set the threshold of an SPCP head to the mean over a data set of its samples' estimates, and return it.
 
-    For a network that was trained without SPCP: training does this by itself, and does better. Cutting a network that
-    did not learn to live with it costs accuracy and may hurt detection; compare with the plain one on validation data.
+    This is for a network that was trained without SPCP: training does this by itself, and does better. To truncate a
+    network that was not trained for it costs accuracy and may hurt detection; compare with the plain one on validation
+    data.
 
     Args:
-        model: a classifier with an SPCP head (`apply_spcp(model, rho_norm, truncate="infer")`); it is run in evaluation
-            mode and put back.
+        model: a classifier with an SPCP head (`apply_spcp(model, rho_norm, stages="infer")`); it runs in evaluation
+            mode and returns to the mode it was in.
         data: batches of training inputs, as for `contribution_pattern`.
     """
     name, head = find_classifier(model)
     if not isinstance(head, SPCPLinear):
         raise ValueError(f"{name!r} is a plain {type(head).__name__}; call apply_spcp(model, rho_norm=...) first.")
-    head._said.add("looked")  # there is no need to be told what this function is about to mend
+    head._warned.add("never trained")  # this function is what the warning asks for
     total, samples = 0.0, 0
-    for h in features_of(model, data, head):
+    for h in _features(model, data, head):
         total += head.estimate(h).double().sum().item()
         samples += len(h)
     head.threshold.fill_(total / samples)
     return head.threshold.item()
 
 
-def features_of(model: nn.Module, data: Iterable[Any], head: nn.Linear) -> Iterator[Tensor]:
-    """What goes into the last layer, (B, D) for each batch of a data set; never nothing at all."""
+def _features(model: nn.Module, data: Iterable[Any], head: nn.Linear) -> Iterator[Tensor]:
+    """Yield what enters the last layer, (B, D), for each batch of a data set; no batch at all is an error."""
     if isinstance(data, Tensor):
         raise TypeError("data is a tensor; give batches of inputs: a DataLoader, or [x] for a single batch.")
     empty = True
     for batch in data:
         x = batch[0] if isinstance(batch, (tuple, list)) else batch
-        yield features_and_logits(model, x, head)[0]
+        yield _features_and_logits(model, x, head)[0]
         empty = False
     if empty:
-        raise ValueError("data held no samples; give at least one batch.")
+        raise ValueError("data holds no samples; give at least one batch.")
 
 
-def features_and_logits(model: nn.Module, x: Tensor | Mapping[str, Any], head: nn.Linear) -> tuple[Tensor, Tensor]:
-    """What goes into the last layer of a model and what comes out, (B, D) and (B, K), in evaluation mode."""
+def _features_and_logits(model: nn.Module, x: Tensor | Mapping[str, Any], head: nn.Linear) -> tuple[Tensor, Tensor]:
+    """Return what the last layer multiplies with its weights and what it returns, (B, D) and (B, K)."""
     seen: list[tuple[Tensor, Tensor]] = []
     handle = head.register_forward_hook(lambda _, inputs, output: seen.append((inputs[0], output)))
-    with _evaluating(model), torch.no_grad():
+    with evaluating(model):
         try:
             device = head.weight.device
             if isinstance(x, Mapping):
@@ -210,20 +210,23 @@ def features_and_logits(model: nn.Module, x: Tensor | Mapping[str, Any], head: n
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode inside, and afterwards every module as it was."""
-    modes = [(module, module.training) for module in model.modules()]
-    for module, _ in modes:
-        module.training = False
+def evaluating(*modules: nn.Module | None) -> Iterator[None]:
+    """Hold modules in evaluation mode without gradients; afterwards every layer is back in its mode."""
+    layers = [layer for module in modules if module is not None for layer in module.modules()]
+    modes = [layer.training for layer in layers]
     try:
-        yield
+        for module in modules:
+            if module is not None and any(layer.training for layer in module.modules()):
+                module.eval()  # a module that evaluates already is left alone: other threads may use it
+        with torch.no_grad():
+            yield
     finally:
-        for module, training in modes:
-            module.training = training
+        for layer, mode in zip(layers, modes, strict=True):
+            if layer.training != mode:
+                layer.training = mode
 
 
 def _threshold(head: nn.Linear) -> float:
-    """The bound at inference."""
-    if isinstance(head, SPCPLinear) and head.rho_norm != 0 and head.truncate in ("both", "infer"):
-        return head.threshold.item()
-    return float("inf")
+    """Return where the head truncates at inference; infinity where it does not."""
+    threshold = effective_threshold(head)
+    return float("inf") if threshold is None else threshold.item()

@@ -1,4 +1,4 @@
-"""Where a sample's contributions may be cut: at one of their quantiles, or at a mean."""
+"""Estimates of the truncation threshold from one sample: a quantile of its contributions, or a mean."""
 
 from __future__ import annotations
 
@@ -13,17 +13,18 @@ RhoNorm = float | Literal["auto"]
 
 
 def threshold_estimate(h: Tensor, W: Tensor, b: Tensor | None, rho_norm: RhoNorm) -> Tensor:
-    """Where to cut each sample, (B,): the quantile at `1 - rho_norm / K`, or for "auto" the mean support."""
+    """Estimate the threshold from each sample, (B,): the quantile at `1 - rho_norm / K`; for "auto", mean support."""
     if rho_norm == "auto":
         return mean_support(h, W, b)
     return contribution_quantile(h, W, 1 - rho_norm / len(W))
 
 
 def contribution_quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
-    """Per sample, a quantile of its K*D contributions `W[k,d] * h[d]`.
+    """Return for each sample a quantile of its K*D contributions `W[k,d] * h[d]`.
 
-    Exact, with linear interpolation: what `torch.quantile` gives on the dense matrix, without building it and
-    without its limit on the number of elements. Not differentiable. NaN where a feature or weight is not finite.
+    It is exact, with linear interpolation: what `torch.quantile` gives on the dense matrix, without building it and
+    without its limit on the number of elements. It is not differentiable, and NaN where a feature or weight is not
+    finite.
 
     Args:
         h: features, (..., D).
@@ -49,11 +50,11 @@ def contribution_quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
 
 @torch.no_grad()
 def mean_support(h: Tensor, W: Tensor, b: Tensor | None = None) -> Tensor:
-    """Per sample, the mean of the positive contributions to its largest logit; 0 where none is positive.
+    """Return for each sample the mean of the positive contributions to its largest logit; 0 where none is positive.
 
         k = argmax_k (sum_d W[k,d] h[d] + b[k]);  mean of W[k,d] h[d] over {d: W[k,d] h[d] > 0}
 
-    NaN where a feature or weight is not finite.
+    It is NaN where a feature or weight is not finite.
 
     Args:
         h: features, (B, D).

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import threading
+from typing import Any, TypeVar
 
 import torch
 from torch import fx, nn
 
-from .head import INITIAL_THRESHOLD, SPCPLinear, Truncate
+from .head import SPCPLinear
 from .quantile import RhoNorm
+from .truncation import Truncation
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -19,30 +21,24 @@ USUAL_NAMES = ("fc", "classifier", "head", "heads", "score")
 def apply_spcp(
     model: Model,
     rho_norm: RhoNorm,
+    *,
     total_steps: int | None = None,
     classifier: str | None = None,
     optimizer: torch.optim.Optimizer | None = None,
-    *,
-    beta: float | None = None,
-    initial_threshold: float = INITIAL_THRESHOLD,
-    truncate: Truncate = "both",
-    subset: int | None = None,
+    **options: Any,
 ) -> Model:
     """Turn the last layer of a classifier into an SPCP head, in place.
 
-    The layer stays the same object with the same parameters, so hooks, wrappers and an optimizer built before stay
-    bound to it.
+    The layer stays the same object with the same parameters, so hooks, wrappers and an optimizer built before keep
+    working.
 
     Args:
-        model: any model whose logits come out of an `nn.Linear`: one's own, timm's, torchvision's, Hugging Face's.
-        rho_norm: how much to cut, see `SPCPLinear`.
-        total_steps: training steps of the run, from which the pace of the threshold follows, see `SPCPLinear`.
-        classifier: the dotted name of the layer, where it cannot be found.
+        model: any model whose logits come out of an `nn.Linear`: yours, timm's, torchvision's, Hugging Face's.
+        rho_norm: how much to truncate, see `Truncation`.
+        total_steps: training steps of the run, from which the pace of the threshold follows, see `Truncation`.
+        classifier: the dotted name of the layer, where the search for it fails.
         optimizer: checked to hold the head's parameters: one that does not would train without the head.
-        beta: see `SPCPLinear`, as the rest.
-        initial_threshold: see `SPCPLinear`.
-        truncate: see `SPCPLinear`.
-        subset: see `SPCPLinear`.
+        options: the other fields of `Truncation`: `beta`, `initial_threshold`, `stages`, `subset`.
 
     Returns:
         The model itself.
@@ -50,7 +46,7 @@ def apply_spcp(
     Example:
         >>> model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
         >>> apply_spcp(model, rho_norm=1.0, total_steps=1000)[-1]
-        SPCPLinear(in_features=32, out_features=10, bias=True, rho_norm=1, beta=0.961636, truncate='both')
+        SPCPLinear(in_features=32, out_features=10, bias=True, rho_norm=1, beta=0.961636, stages='both')
     """
     name, linear = find_classifier(model, classifier)
     if isinstance(linear, SPCPLinear):
@@ -61,15 +57,7 @@ def apply_spcp(
             raise ValueError(
                 f"The optimizer does not hold the parameters of {name!r}; build it from this model's parameters."
             )
-    SPCPLinear.convert_(
-        linear,
-        rho_norm=rho_norm,
-        beta=beta,
-        total_steps=total_steps,
-        initial_threshold=initial_threshold,
-        truncate=truncate,
-        subset=subset,
-    )
+    SPCPLinear.convert_(linear, Truncation(rho_norm=rho_norm, total_steps=total_steps, **options))
     return model
 
 
@@ -84,11 +72,11 @@ def remove_spcp(model: Model) -> Model:
 
 
 def find_classifier(model: nn.Module, classifier: str | None = None) -> tuple[str, nn.Linear]:
-    """The layer that makes the logits, and its dotted name.
+    """Find the layer that makes the logits; return its dotted name and the layer.
 
-    By `classifier` if given; else the SPCP head if there is one; else by timm's `get_classifier`; else by tracing the
-    model's graph from its output back to the `nn.Linear` it came from; else by the usual names. Raises a `ValueError`
-    where these name none or several.
+    It is the one named `classifier`, if given; else the SPCP head if there is one; else what timm's `get_classifier`
+    returns; else the `nn.Linear` that a trace of the model's graph ends in; else the layer with a usual name. Raise a
+    `ValueError` where these name none or several.
     """
     for wrapper in ("module", "_orig_mod"):  # data parallelism's, torch.compile's
         if list(model._modules) == [wrapper]:
@@ -109,8 +97,8 @@ def find_classifier(model: nn.Module, classifier: str | None = None) -> tuple[st
             f"{listed}; name one with classifier=..."
         )
     raise ValueError(
-        f"Found no nn.Linear that makes the logits of {type(model).__name__}; name it with classifier=... "
-        f"(a dotted path), or end the model in an nn.Linear."
+        f"No nn.Linear makes the logits of {type(model).__name__}, as far as its graph and names tell; name it with "
+        f"classifier=... (a dotted path), or end the model in an nn.Linear."
     )
 
 
@@ -131,13 +119,13 @@ def _by_timm(model: nn.Module) -> list[nn.Linear]:
     get_classifier = getattr(model, "get_classifier", None)
     if not callable(get_classifier):
         return []
-    found = get_classifier()
-    found = found if isinstance(found, (tuple, list)) else [found]  # two for a distilled model
-    return [module for module in found if isinstance(module, nn.Linear)]
+    layers = get_classifier()
+    layers = layers if isinstance(layers, (tuple, list)) else [layers]  # two for a distilled model
+    return [layer for layer in layers if isinstance(layer, nn.Linear)]
 
 
 def _by_tracing_and_name(model: nn.Module) -> list[nn.Linear]:
-    """The trace decides; the usual names decide between several that it found, or where there is none."""
+    """Let the trace decide; the usual names decide between several ends of it, or where it fails."""
     children = dict(model.named_children())
     ends = [
         [m for m in children[name].modules() if isinstance(m, nn.Linear)] for name in USUAL_NAMES if name in children
@@ -156,31 +144,49 @@ def _by_tracing_and_name(model: nn.Module) -> list[nn.Linear]:
     return linears if linears == learned[-1:] else []  # a lone one, but only at the end
 
 
+_TRACING = threading.RLock()  # two traces at once would undo each other's changes
+
+
 class _Tracer(fx.Tracer):
-    """Looks into everything but torch's own layers and all linear ones."""
+    """A tracer that looks into everything but torch's layers and all linear ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.thread = threading.get_ident()
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return isinstance(m, nn.Linear) or super().is_leaf_module(m, module_qualified_name)
 
+    # A trace changes how modules are called and read in all threads: the others go on as ever.
+    def call_module(self, m: nn.Module, forward: Any, args: Any, kwargs: Any) -> Any:
+        return super().call_module(m, forward, args, kwargs) if self._is_here() else forward(*args, **kwargs)
+
+    def getattr(self, attr: str, attr_val: Any, parameter_proxy_cache: Any) -> Any:
+        return super().getattr(attr, attr_val, parameter_proxy_cache) if self._is_here() else attr_val
+
+    def _is_here(self) -> bool:
+        return threading.get_ident() == self.thread
+
 
 def _by_tracing(model: nn.Module) -> list[nn.Linear] | None:
-    """The `nn.Linear` layers that the output comes from with nothing learned in between; None if untraceable."""
+    """Return the `nn.Linear` layers that the output comes from with nothing learned between; None if untraceable."""
     linears = [module for module in model.modules() if isinstance(module, nn.Linear)]
     if isinstance(model, nn.Linear):
         return linears
     try:
-        graph = _Tracer().trace(model)
+        with _TRACING:
+            graph = _Tracer().trace(model)
     except Exception:  # whatever stops a symbolic trace: data-dependent control flow, foreign types, ...
         return None
-    found: set[nn.Linear] = set()
+    last: set[nn.Linear] = set()
     pending, seen = [node for node in graph.nodes if node.op == "output"], set()
     while pending:
         node = pending.pop()
         module = model.get_submodule(str(node.target)) if node.op == "call_module" else nn.Identity()
         learned = any(True for _ in module.parameters()) or any(x.op == "get_attr" for x in node.all_input_nodes)
         if isinstance(module, nn.Linear):
-            found.add(module)
+            last.add(module)
         elif node not in seen and not learned:
             pending += node.all_input_nodes
         seen.add(node)
-    return [linear for linear in linears if linear in found]
+    return [linear for linear in linears if linear in last]

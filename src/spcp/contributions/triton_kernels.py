@@ -22,12 +22,12 @@ ROW = 1024  # contributions of one class that the quantile kernel reads at a tim
 
 
 def available() -> bool:
-    """Whether Triton is installed."""
+    """Return whether Triton is installed."""
     return triton is not None
 
 
 def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
-    """`z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`"""
+    """Return `z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`."""
     h, W = h.contiguous(), W.contiguous()
     (B, D), K = h.shape, W.shape[0]
     z = h.new_empty(B, K)
@@ -37,7 +37,7 @@ def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
 
 
 def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, need_W: bool) -> tuple[Tensor, Tensor]:
-    """The gradients of `clip` by `h` and `W`, for the gradient `g` by its result; empty where not needed."""
+    """Return the gradients by `h` and `W` for the gradient `g` by the logits; empty where not needed."""
     g, h, W = g.contiguous(), h.contiguous(), W.contiguous()
     (B, D), K = h.shape, W.shape[0]
     grad_h = h.new_empty(h.shape if need_h else 0)
@@ -52,7 +52,7 @@ def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, 
 
 
 def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
-    """Per sample, the quantile `level` of its K*D contributions, linearly interpolated."""
+    """Return for each sample the quantile `level` of its K*D contributions, linearly interpolated."""
     h, W = h.contiguous(), W.contiguous()
     (B, D), K = h.shape, W.shape[0]
     n = D * K
@@ -69,7 +69,7 @@ if triton is not None:
 
     @triton.jit
     def _clip(h, W, threshold, z, B, D, K, TILE: tl.constexpr):
-        """A (TILE samples, TILE classes) tile of z, summed over tiles of features."""
+        """Compute a (TILE samples, TILE classes) tile of z, summed over tiles of features."""
         rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
         classes = tl.program_id(1) * TILE + tl.arange(0, TILE)
         lam = tl.load(threshold)
@@ -85,7 +85,7 @@ if triton is not None:
 
     @triton.jit
     def _grad(x, y, g, threshold, grad, X, D, Y, g_x, g_y, TILE: tl.constexpr):
-        """A tile of grad[x,d] = sum_y g[x,y] y[y,d] [x[x,d] * y[y,d] <= threshold]; g_x and g_y: the strides of g."""
+        """Compute a tile of grad[x,d] = sum_y g[x,y] y[y,d] [x[x,d] * y[y,d] <= threshold]; g has strides g_x, g_y."""
         rows = tl.program_id(0) * TILE + tl.arange(0, TILE)
         d = tl.program_id(1) * TILE + tl.arange(0, TILE)
         lam = tl.load(threshold)
@@ -100,24 +100,24 @@ if triton is not None:
                 (rows < X)[:, None] & (others < Y),
                 0.0,
             )
-            cut = x_tile[:, None, :] * y_tile[None, :, :] > lam
-            total += tl.sum(tl.where(cut, 0.0, g_tile[:, :, None] * y_tile[None, :, :]), 1)
+            truncated = x_tile[:, None, :] * y_tile[None, :, :] > lam
+            total += tl.sum(tl.where(truncated, 0.0, g_tile[:, :, None] * y_tile[None, :, :]), 1)
         tl.store(grad + rows.to(tl.int64)[:, None] * D + d, total, inside)
 
     @triton.jit
     def _of_key(key):
-        """The float at a place in the order of all floats."""
+        """Return the float at a place in the order of all floats."""
         key = key.to(tl.int32)
         return tl.where(key < 0, (-2147483648 - key), key).to(tl.float32, bitcast=True)
 
     @triton.jit
     def _two_largest_from(h, W, out, rank, B, D, K, ROW: tl.constexpr):
-        """out[0,b], out[1,b]: the contribution that `rank` others precede from the top, and the next larger one.
+        """Find out[0,b], the contribution that `rank` others precede from the top, and out[1,b], the next larger one.
 
-        Bisection over the order of all floats, counting: 32 passes, exact, no memory.
+        It bisects the order of all floats, counting: 32 passes, exact, no memory.
         """
         b = tl.program_id(0)
-        own = h + b.to(tl.int64) * D
+        row = h + b.to(tl.int64) * D
         low = tl.full((), -2139095041, tl.int64)  # just below minus infinity: all contributions lie above
         high = tl.full((), 2139095040, tl.int64)  # infinity: none does
         for _ in range(33):  # smallest key that at most `rank` contributions exceed
@@ -128,7 +128,7 @@ if triton is not None:
             for _ in range(K):
                 for first in range(0, D, ROW):
                     d = first + tl.arange(0, ROW)
-                    c = tl.load(own + d, d < D, 0.0) * tl.load(w + d, d < D, 0.0)
+                    c = tl.load(row + d, d < D, 0.0) * tl.load(w + d, d < D, 0.0)
                     above += tl.sum(((c > t) & (d < D)).to(tl.int32), 0)
                 w += D
             few = above <= rank
@@ -141,7 +141,7 @@ if triton is not None:
         for _ in range(K):
             for first in range(0, D, ROW):
                 d = first + tl.arange(0, ROW)
-                c = tl.load(own + d, d < D, 0.0) * tl.load(w + d, d < D, 0.0)
+                c = tl.load(row + d, d < D, 0.0) * tl.load(w + d, d < D, 0.0)
                 larger = (c > value) & (d < D)
                 above += tl.sum(larger.to(tl.int32), 0)
                 next_larger = tl.minimum(next_larger, tl.min(tl.where(larger, c, float("inf")), 0))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..atomic import written
+from ..files import written
 
 
 def cache_folder() -> Path | None:

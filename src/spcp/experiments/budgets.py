@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..tuning import GRID
+from ..config import GRID
 
 # The paper's runs have 39 100 steps; in shorter ones a factor counts for the same share of the run, as beta does.
 BETAS = (0.0, 0.9, 0.99, 0.999, 0.9999, 1.0)

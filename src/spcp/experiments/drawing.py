@@ -63,9 +63,9 @@ def scores(lab: Lab | None, outcome: Outcome) -> Drawn:
 def _study(lab: Lab | None, outcome: Outcome) -> Study:
     assert lab is not None
     rows = [row for row in rows_of(outcome.name, lab) if label(row) in outcome.rows]
-    folders = dict.fromkeys(lab.run(row, 0) for row in rows)
+    runs = {run.folder: run for run in (lab.run(row, 0) for row in rows)}
     return gather(
-        list(folders),
+        list(runs.values()),
         scores=["energy"],
         benchmark=lab.benchmark(rows[0].benchmark),
         banks=lab.folder / "banks",

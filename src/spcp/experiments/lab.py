@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,19 +13,22 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..atomic import written
-from ..contributions import RhoNorm, SPCPLinear
+from ..config import DEFAULTS, Config, config_for, rho_norm_for
+from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
 from ..data import Benchmark, DataSet, load_benchmark, take
-from ..errors import InputError, need
+from ..errors import InputError
 from ..evaluation import Evaluation
 from ..features import Features
-from ..methods import METHODS
+from ..files import read_tensors, written
+from ..methods import METHODS, TRUNCATING
 from ..progress import track
-from ..training import Config, config_for, read_config, read_metrics, train
-from ..training.settings import DEFAULTS
+from ..runs import Run
+from ..training import train
 from ..tuning import choose
 from . import audio
 from .budgets import Budget
+
+CHOSEN = "chosen"  # rho_norm as validation data, or the paper, have it
 
 
 @dataclass(frozen=True)
@@ -33,8 +37,7 @@ class Row:
 
     name: str  # as the paper's tables have it
     method: str = "plain"
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    settings: Mapping[str, Any] = field(default_factory=dict)  # others of the run: network, width, ...
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, as `config_for` takes them
     score: str | None = None  # None: the method's
     head: str = "truncating"  # "plain": truncated in training only; "fitted", or "auto": at inference only
     backbone: str = ""  # as the paper calls it, where a table compares several
@@ -78,41 +81,35 @@ class Lab:
 
     def config(self, row: Row, seed: int) -> Config:
         """Return the settings of a row's run: the paper's, changed by the budget and then by the row."""
-        base = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
-        options = dict(row.options)
-        if (
-            METHODS[row.method][1].get("rho_norm", 0) is None
-            and "rho_norm" not in options
-            and self.tunes(row.benchmark)
-        ):
-            options["rho_norm"] = self.rho_norm(row.benchmark)
-        if row.method == "fixed" and "initial_threshold" not in options:  # where SPCP's ended
-            same = {key: value for key, value in options.items() if key == "rho_norm"}
-            other = dataclasses.replace(row, method="spcp", options=same)
-            options["initial_threshold"] = read_metrics(self.run(other, seed))[-1]["threshold"]
-        root = None if self.root is None else str(self.root)
-        config = config_for(row.benchmark, row.method, **base, options=options, seed=seed, root=root)
+        settings = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
+        if settings.get("rho_norm", CHOSEN if row.method in TRUNCATING else None) == CHOSEN:
+            settings["rho_norm"] = self.rho_norm(row.benchmark, row.method)
+        if row.method == "fixed":  # where SPCP's threshold ends
+            spcp = self.run(dataclasses.replace(row, method="spcp"), seed)
+            settings["initial_threshold"] = spcp.history[-1]["threshold"]
         if METHODS[row.method][0].pretrained:
-            plain = dataclasses.replace(row, method="plain", options={})
-            config = dataclasses.replace(config, start=str(self.run(plain, seed).resolve()))
-        return config
+            plain = self.run(dataclasses.replace(row, method="plain", settings={}), seed)
+            settings["start"] = str(plain.folder.resolve())
+        root = None if self.root is None else str(self.root)
+        return config_for(row.benchmark, row.method, **settings, seed=seed, root=root)
 
-    def run(self, row: Row, seed: int) -> Path:
-        """Return the folder of a row's run, which is trained first if it is not done."""
+    def run(self, row: Row, seed: int) -> Run:
+        """Return a row's run, which is trained first if it is not done."""
         config = self.config(row, seed)
         folder = self._folder(row, config)
         if epochs_done(folder) < config.epochs:
             self.log(f"train: {folder.relative_to(self.folder / 'runs')}")
-            train(config, folder, benchmark=self.benchmark(row.benchmark))
-        else:
-            _check_settings(folder, config)
-        return folder
+            return train(config, folder, benchmark=self.benchmark(row.benchmark))
+        run = Run.open(folder)
+        _check_settings(run, config)
+        return run
 
     def _folder(self, row: Row, config: Config) -> Path:
         """Name the folder of a row's run by what tells it from others of the budget."""
-        words = {**row.settings, **row.options}
-        if "rho_norm" in config.options:
-            words["rho_norm"] = config.options["rho_norm"]
+        words = {**row.settings, **row.settings.get("options", {})}
+        words.pop("options", None)
+        if config.truncation.rho_norm:
+            words["rho_norm"] = config.truncation.rho_norm
         name = ",".join([row.method, *(f"{key}={_short(value)}" for key, value in sorted(words.items()))])
         return self.folder / "runs" / row.benchmark / name / f"seed-{config.seed}"
 
@@ -120,23 +117,23 @@ class Lab:
         """Yield every seed of every row, with a bar. Rows that share a run come in turn, to share its features."""
         by_run: dict[str, list[Row]] = {}
         for row in rows:
-            by_run.setdefault(repr((row.benchmark, row.method, row.options, row.settings)), []).append(row)
+            by_run.setdefault(repr((row.benchmark, row.method, row.settings)), []).append(row)
         jobs = [(seed, row) for seed in self.seeds for sharing in by_run.values() for row in sharing]
         return track(jobs, "runs", len(jobs))
 
     def final_loss(self, row: Row | None) -> float | None:
         """Return the mean training loss of a row's last epochs; None where there are no runs of it."""
-        if row is None:
+        folders = [] if row is None else [self._folder(row, self.config(row, seed)) for seed in self.seeds]
+        if not folders or not all(map(epochs_done, folders)):
             return None
-        logs = [read_metrics(self._folder(row, self.config(row, seed))) for seed in self.seeds]
-        return sum(log[-1]["loss"] for log in logs) / len(logs) if all(logs) else None
+        return float(sum(Run.open(folder).history[-1]["loss"] for folder in folders)) / len(folders)
 
     def evaluation(self, row: Row, seed: int) -> Evaluation:
         """Return the evaluation of a row's run, with the head that the row scores with."""
         run = self.run(row, seed)
-        if run not in self._open:
-            self._open = {run: Evaluation(run, self.benchmark(row.benchmark), folder=self.folder / "banks")}
-        trained = self._open[run]
+        if run.folder not in self._open:
+            self._open = {run.folder: Evaluation(run, self.benchmark(row.benchmark), folder=self.folder / "banks")}
+        trained = self._open[run.folder]
         if row.head == "truncating":
             return trained
         head: str | nn.Linear = row.head
@@ -151,9 +148,9 @@ class Lab:
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
         """Score a row's run on every set: {"accuracy": ..., "rows": [...]}; kept beside the run."""
         run = self.run(row, seed)
-        name = row.score or METHODS[row.method][0].detector
+        name = row.score or METHODS[row.method][0].score
         rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
-        path = run / "scored" / f"{name}-{row.head}{rho_norm}.json"
+        path = run.folder / "scored" / f"{name}-{row.head}{rho_norm}.json"
 
         def score() -> dict[str, Any]:
             evaluation = self.evaluation(row, seed)
@@ -175,10 +172,10 @@ class Lab:
             file.write((json.dumps(measured, indent=1) + "\n").encode())
         return measured
 
-    def rho_norm(self, benchmark: str) -> float:
+    def rho_norm(self, benchmark: str, method: str = "spcp") -> float:
         """Choose rho_norm by the paper's rule: the grid's best value on validation data, over all seeds."""
         if not self.tunes(benchmark):
-            return float(config_for(benchmark, "spcp").options["rho_norm"])
+            return rho_norm_for(benchmark, method)
         if benchmark not in self._chosen:
             areas = {value: self.validated(benchmark, value) for value in self.budget.grid}
             self._chosen[benchmark] = choose(areas)
@@ -200,8 +197,8 @@ class Lab:
 
     def validation(self, row: Row, seed: int) -> float:
         """Return the AUROC of the method's score on validation data, in percent; kept."""
-        path = self.run(row, seed) / "scored" / "validation.json"
-        name = METHODS[row.method][0].detector
+        path = self.run(row, seed).folder / "scored" / "validation.json"
+        name = METHODS[row.method][0].score
         measured = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name)})
         return float(measured["auroc"])
 
@@ -209,34 +206,27 @@ class Lab:
 def epochs_done(folder: Path) -> int:
     """Read from a run's weights how many epochs are done."""
     path = folder / "last.safetensors"
-    if not path.exists():
-        return 0
-    with need("safetensors", "safetensors", "train").safe_open(path, "pt") as file:
-        return int((file.metadata() or {}).get("epoch", -1)) + 1
+    return int(read_tensors(path)[1].get("epoch", -1)) + 1 if path.exists() else 0
 
 
-def _check_settings(folder: Path, config: Config) -> None:
+def _check_settings(run: Run, config: Config) -> None:
     """Raise if a run that is done has other settings than those asked for: a budget may have changed."""
-    theirs = read_config(folder)
     for setting in dataclasses.fields(Config):
         if setting.name not in ("root", "start", "save_every"):
-            before, now = getattr(theirs, setting.name), getattr(config, setting.name)
+            before, now = getattr(run.config, setting.name), getattr(config, setting.name)
             if _text(before) != _text(now):
                 raise InputError(
-                    f"{folder}: was trained with {setting.name} = {before!r}, not {now!r}; delete it to train it anew, "
-                    "or name another folder (--out)"
+                    f"{run.folder}: was trained with {setting.name} = {before!r}, not {now!r}; delete it to train it "
+                    "anew, or name another folder (--out)"
                 )
 
 
-def fitted_head(features: Features, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLinear:
-    """Make a plain head truncate at inference, at the mean over samples of their quantiles."""
-    K, D = head.weight.shape
-    truncating = SPCPLinear(D, K, head.bias is not None, rho_norm=rho_norm, beta=1.0, truncate="infer")
-    truncating.load_state_dict(head.state_dict(), strict=False)
-    with torch.no_grad():
-        estimates = torch.cat([truncating.estimate(h) for h, *_ in features.parts()])
-    truncating.threshold.fill_(estimates.double().mean())
-    return truncating.eval().requires_grad_(False)
+def fitted_head(features: Features, head: nn.Linear, rho_norm: RhoNorm) -> nn.Linear:
+    """Return a copy of a plain head that truncates at inference, at the mean over samples of their quantiles."""
+    head = copy.deepcopy(head)
+    SPCPLinear.convert_(head, Truncation(rho_norm, stages="infer"))
+    fit_threshold(nn.Sequential(head), (h for h, *_ in features.parts()))
+    return head.eval().requires_grad_(False)
 
 
 def _fewer(benchmark: Benchmark, count: int) -> Benchmark:
@@ -254,7 +244,7 @@ def _fewer(benchmark: Benchmark, count: int) -> Benchmark:
 
 
 def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=float)
+    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _short(value: Any) -> str:

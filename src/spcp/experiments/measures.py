@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from ..contributions.patterns import pattern_of
+from ..config import build_method, build_network
+from ..contributions import pattern_of
 from ..data import Inputs
 from ..networks.base import evaluating
-from ..training.settings import build_method, build_network
 from . import audio
 from .catalogue import label
 from .lab import Lab, Row
@@ -57,7 +57,7 @@ def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
             ("top 1 %", 100 * shares.top_1_percent),
             ("top 10 %", 100 * shares.top_10_percent),
             ("participation ratio", shares.participation_ratio),
-            ("truncated %", 100 * float(pattern.cut.mean())),
+            ("truncated %", 100 * float(pattern.truncated.mean())),
         ):
             values[label(row)]["contributions", metric].append(value)
     return values

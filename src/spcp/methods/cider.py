@@ -10,32 +10,32 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Method, full_precision, normalised
+from .base import Method, Outputs, full_precision, normalised
 
 
 def update_prototypes(prototypes: Tensor, u: Tensor, y: Tensor, momentum: float) -> Tensor:
-    """`p[y] <- normalised(momentum p[y] + (1 - momentum) u)`, sample after sample; gradients reach u.
+    """Move prototypes, sample after sample: `p[y] <- normalised(momentum p[y] + (1 - momentum) u)`.
 
-    Samples of different classes do not meet, so the n-th samples of all classes are taken together.
+    Gradients reach u. Samples of different classes do not meet, so the n-th samples of all classes go together.
     """
     order = y.argsort(stable=True)
     counts = torch.bincount(y, minlength=len(prototypes))
     starts = counts.cumsum(0) - counts
     for n in range(int(counts.max())):
-        classes = (counts > n).nonzero()[:, 0]
-        chosen = order[starts[classes] + n]
-        moved = normalised(momentum * prototypes[classes] + (1 - momentum) * u[chosen])
-        prototypes = prototypes.index_copy(0, classes, moved)
+        present = (counts > n).nonzero()[:, 0]  # the classes that have an n-th sample
+        chosen = order[starts[present] + n]
+        moved = normalised(momentum * prototypes[present] + (1 - momentum) * u[chosen])
+        prototypes = prototypes.index_copy(0, present, moved)
     return prototypes
 
 
 def compactness(u: Tensor, y: Tensor, prototypes: Tensor, tau: float = 0.1) -> Tensor:
-    """`CE(u . p / tau, y)`"""
+    """Return `CE(u . p / tau, y)`."""
     return F.cross_entropy(u @ prototypes.t() / tau, y)
 
 
 def dispersion(prototypes: Tensor, tau: float = 0.1) -> Tensor:
-    """`mean_i log mean_{j != i} exp(p_i . p_j / tau)`"""
+    """Return `mean_i log mean_{j != i} exp(p_i . p_j / tau)`."""
     count = len(prototypes)
     similar = prototypes @ prototypes.t() / tau
     others = ~torch.eye(count, dtype=torch.bool, device=prototypes.device)
@@ -46,14 +46,14 @@ class CIDER(Method):
     """`weight * CE(u . p / tau, y) + mean_i log mean_{j != i} exp(p_i . p_j / tau)`; p are the classes' prototypes.
 
     u is a projection D - D - 128 of the features, of length 1; the classifier stays out of it, and the logits are the
-    similarities to the prototypes. With `rho_norm` > 0 contributions to the projection are bounded.
+    similarities to the prototypes. SPCP truncates contributions to the projection.
     """
 
     paper = "How to Exploit Hyperspherical Embeddings for Out-of-Distribution Detection? (CIDER), ICLR 2023"
     cost = "two views of each image, each forwards and backwards; prototypes move sample by sample"
-    detector = "knn"
+    score = "knn"
     views = 2
-    readable = ("outputs",)  # its logits come of no linear layer
+    readable = ("outputs",)  # no linear layer makes its logits
 
     prototypes: Tensor
 
@@ -64,27 +64,27 @@ class CIDER(Method):
         self.momentum, self.weight, self.tau, self.size = momentum, weight, tau, size
 
     def head(self, network: Network) -> nn.Linear:
-        """The last layer of the projection."""
+        """Return the last layer of the projection."""
         last = self.projection[-1]
         assert isinstance(last, nn.Linear)
         return last
 
     def prepare(self, network: Network, total_steps: int) -> None:
         """Add the projection and the prototypes, and leave the classifier as it is."""
-        width, classes = network.classifier.in_features, network.classifier.out_features
+        width, num_classes = network.num_features, network.num_classes
         self.projection = nn.Sequential(nn.Linear(width, width), nn.ReLU(), nn.Linear(width, self.size))
-        self.register_buffer("prototypes", normalised(torch.randn(classes, self.size)))
+        self.register_buffer("prototypes", normalised(torch.randn(num_classes, self.size)))
         network.classifier.requires_grad_(False)
         super().prepare(network, total_steps)
 
-    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Penultimate features, the similarities to the prototypes, and the class of the closest one."""
+    def outputs(self, network: Network, x: Tensor) -> Outputs:
+        """Return penultimate features, the similarities to the prototypes, and the class of the closest one."""
         h = network.forward_features(x)
         z = normalised(self.projection(h)) @ self.prototypes.t() / self.tau
-        return h, z, z.argmax(1)
+        return Outputs(h, z, z.argmax(1))
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Loss of both views of a batch, and the similarities of the first to the prototypes."""
+        """Return the loss of both views of a batch, and the similarities of the first to the prototypes."""
         projected = self.projection(network.forward_features(x))
         with full_precision(x):
             u = normalised(projected.float())

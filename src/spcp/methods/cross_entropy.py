@@ -12,11 +12,11 @@ from .base import Method
 
 
 class CrossEntropy(Method):
-    """`CE(z, y) + penalty * ||W||^2`, with z truncated if `rho_norm` > 0.
+    """`CE(z, y) + penalty * ||W||^2`; with truncation, z are the truncated logits of SPCP.
 
     Args:
-        penalty: an extra one on the classifier's weights alone; the paper tries .1 .01 .001 .0001 .00001.
-        options: `rho_norm`, `beta`, `initial_threshold`. With `beta=1` the threshold stays where it starts.
+        penalty: on the classifier's weights alone; the paper tries .1 .01 .001 .0001 .00001.
+        options: `truncation`, see `Method`.
     """
 
     paper = "Shaping Parameter Contribution Patterns for Out-of-Distribution Detection (SPCP), AAAI 2026"
@@ -29,7 +29,7 @@ class CrossEntropy(Method):
         self.penalty = penalty
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Loss and logits."""
+        """Return the loss and the logits."""
         z = network(x)
         loss = F.cross_entropy(z, y)
         if self.penalty:

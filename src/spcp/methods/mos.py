@@ -1,4 +1,4 @@
-"""MOS (Huang and Li, 2021): classes in groups, each with an "others" of its own."""
+"""MOS (Huang and Li, 2021): classes in groups, each group with a class "others"."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Method
+from .base import Method, Outputs
 
 Groups = Sequence[Sequence[int]]
 
 
 def group_columns(groups: Groups) -> list[slice]:
-    """Where each group's logits are: first "others", then its classes in their order.
+    """Return where each group's logits are: first "others", then its classes in their order.
 
     >>> group_columns([[0, 1], [2]])
     [slice(0, 3, None), slice(3, 5, None)]
@@ -26,7 +26,7 @@ def group_columns(groups: Groups) -> list[slice]:
 
 
 def mos_loss(z: Tensor, y: Tensor, groups: Groups) -> Tensor:
-    """The sum over groups of `CE(z_group, y if it is in the group else others)`."""
+    """Return the sum over groups of `CE(z_group, y if it is in the group else others)`."""
     losses = []
     for group, columns in zip(groups, group_columns(groups), strict=True):
         target = torch.zeros_like(y)  # others
@@ -37,15 +37,15 @@ def mos_loss(z: Tensor, y: Tensor, groups: Groups) -> Tensor:
 
 
 def mos_score(z: Tensor, groups: Groups) -> Tensor:
-    """`max_g -p_others`, (B,)"""
+    """Return `max_g -p_others`, (B,)."""
     return torch.stack([-z[:, columns].softmax(1)[:, 0] for columns in group_columns(groups)]).amax(0)
 
 
 def mos_class_scores(z: Tensor, groups: Groups) -> Tensor:
-    """The probability of each class within its group, (B, K)."""
-    classes = torch.tensor([k for group in groups for k in group], device=z.device)
+    """Return the probability of each class within its group, (B, K)."""
+    order = torch.tensor([k for group in groups for k in group], device=z.device)
     scores = torch.cat([z[:, columns].softmax(1)[:, 1:] for columns in group_columns(groups)], 1)
-    return scores[:, classes.argsort()]
+    return scores[:, order.argsort()]
 
 
 class MOS(Method):
@@ -53,46 +53,46 @@ class MOS(Method):
 
     Args:
         groups: lists of class numbers; by default about sqrt(K) groups of neighbours.
-        options: `rho_norm`, `beta`, `initial_threshold`.
+        options: `truncation`, see `Method`.
     """
 
     paper = "MOS: Towards Scaling Out-of-Distribution Detection for Large Semantic Space, CVPR 2021"
     cost = "one pass forwards and backwards; a softmax in each group"
-    detector = "mos"
-    readable = ("outputs",)  # its logits are of several softmaxes
+    score = "mos"
+    readable = ("outputs",)  # its logits belong to several softmaxes
 
     def __init__(self, *, groups: Groups | None = None, **options: Any) -> None:
         super().__init__(**options)
         self.groups: Groups = groups or []
 
     def num_classes(self, network: Network) -> int:
-        """Those in groups."""
+        """Return how many classes are in groups."""
         return sum(map(len, self.groups))
 
     def prepare(self, network: Network, total_steps: int) -> None:
         """Give the classifier a column for each class and for each group."""
         old = network.classifier
-        classes = old.out_features
+        num_classes = old.out_features
         if not self.groups:
-            count = max(1, round(classes**0.5))
-            self.groups = [part.tolist() for part in torch.arange(classes).tensor_split(count)]
-        if sorted(k for group in self.groups for k in group) != list(range(classes)):
-            raise ValueError(f"groups must hold each of the {classes} classes once.")
-        network.classifier = nn.Linear(old.in_features, classes + len(self.groups), device=old.weight.device)
+            count = max(1, round(num_classes**0.5))
+            self.groups = [part.tolist() for part in torch.arange(num_classes).tensor_split(count)]
+        if sorted(k for group in self.groups for k in group) != list(range(num_classes)):
+            raise ValueError(f"groups must hold each of the {num_classes} classes once.")
+        network.classifier = nn.Linear(old.in_features, num_classes + len(self.groups), device=old.weight.device)
         super().prepare(network, total_steps)
 
     @property
-    def detector_options(self) -> dict[str, Any]:  # type: ignore[override]
-        """The score needs the groups."""
+    def score_options(self) -> dict[str, Any]:  # type: ignore[override]
+        """Return the groups, which the score needs."""
         return {"groups": [list(group) for group in self.groups]}
 
-    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features, logits with a column "others" for each group, and the class that is most probable in its group."""
+    def outputs(self, network: Network, x: Tensor) -> Outputs:
+        """Return features, logits with a column "others" for each group, and the class most probable in its group."""
         h = network.forward_features(x)
         z = network.classifier(h)
-        return h, z, mos_class_scores(z, self.groups).argmax(1)
+        return Outputs(h, z, mos_class_scores(z, self.groups).argmax(1))
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Loss, and the probability of each class within its group."""
+        """Return the loss, and the probability of each class within its group."""
         z = network(x)
         return mos_loss(z, y, self.groups), mos_class_scores(z.detach(), self.groups)

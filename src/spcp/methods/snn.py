@@ -1,4 +1,4 @@
-"""SNN (Ghosal et al., 2024): each class listens to its largest contributions only."""
+"""SNN (Ghosal et al., 2024): each logit sums its largest contributions only."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ CHUNK = 2**24  # contributions that are looked at together
 
 
 def snn_logits(h: Tensor, W: Tensor, b: Tensor | None, s: int) -> Tensor:
-    """`z_k = sum of the s largest entries of W_k * h, + b_k`"""
+    """Return logits `z_k = sum of the s largest entries of W_k * h, + b_k`."""
     rows = max(1, CHUNK // W.numel())
-    parts = [(own[:, None] * W).topk(s, dim=2).values.sum(2) for own in h.split(rows)]  # (rows, K) each
+    parts = [(part[:, None] * W).topk(s, dim=2).values.sum(2) for part in h.split(rows)]  # (rows, K) each
     z = torch.cat(parts)
     return z if b is None else z + b
 
@@ -29,7 +29,7 @@ class SNNLinear(nn.Linear):
     s: int
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, D) to (B, K)."""
+        """Map features (B, D) to logits (B, K)."""
         return snn_logits(input, self.weight, self.bias, self.s)
 
 
@@ -38,25 +38,25 @@ class SNN(Method):
 
     paper = "How to Overcome Curse-of-Dimensionality for Out-of-Distribution Detection? (SNN), AAAI 2024"
     cost = "one pass forwards and backwards; all B x K x D contributions, in chunks, and the B x K x s places kept"
-    detector = "knn"
+    score = "knn"
     readable = ("outputs", "head")  # the weights alone do not make its logits
-    detector_options: ClassVar[Mapping[str, Any]] = {"k": 20}
+    score_options: ClassVar[Mapping[str, Any]] = {"k": 20}
 
     def __init__(self, *, share: float = 0.25, **options: Any) -> None:
         super().__init__(**options)
-        if self.rho_norm:
-            raise ValueError("SNN has a rule of its own for contributions; leave out rho_norm.")
+        if self.truncation.rho_norm:
+            raise ValueError("SNN selects contributions by another rule; leave out rho_norm.")
         if not 0 < share <= 1:
             raise ValueError(f"share must be above 0 and at most 1, not {share}.")
         self.share = share
 
     def prepare(self, network: Network, total_steps: int) -> None:
-        """Make the classifier listen to the largest contributions, in place."""
+        """Make the classifier sum its largest contributions only, in place."""
         head: Any = network.classifier
         head.__class__ = SNNLinear
         head.s = max(1, int(self.share * head.in_features))
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Loss and logits."""
+        """Return the loss and the logits."""
         z = network(x)
         return F.cross_entropy(z, y), z

@@ -1,4 +1,4 @@
-"""T2FNorm (Regmi et al., 2024): features of unit length while training, of their own length at inference."""
+"""T2FNorm (Regmi et al., 2024): features of unit length while training, of any length at inference."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Method, normalised
+from .base import Method, Outputs, normalised
 
 
 def t2fnorm_features(h: Tensor, tau: float, normalise: bool) -> Tensor:
-    """`h / ||h|| / tau` in training, `h / tau` for scores."""
+    """Return `h / ||h|| / tau` for training, `h / tau` for scores."""
     return (normalised(h) if normalise else h) / tau
 
 
@@ -26,7 +26,7 @@ class T2FNorm(Method):
 
     paper = "T2FNorm: Train-time Feature Normalization for OOD Detection in Image Classification, CVPR workshops 2024"
     cost = "one pass forwards and backwards; when it scores, the head runs twice"
-    detector = "msp"
+    score = "msp"
 
     def __init__(self, *, tau: float = 0.1, **options: Any) -> None:
         super().__init__(**options)
@@ -41,12 +41,12 @@ class T2FNorm(Method):
 
         network.classifier.register_forward_pre_hook(scale)
 
-    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features and logits of their own length, and the class of the normalised ones."""
+    def outputs(self, network: Network, x: Tensor) -> Outputs:
+        """Return features and logits, not normalised, and the class that normalised features give."""
         h = network.forward_features(x)
-        return h, network.classifier(h), network.classifier(normalised(h)).argmax(1)
+        return Outputs(h, network.classifier(h), network.classifier(normalised(h)).argmax(1))
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Loss and logits."""
+        """Return the loss and the logits."""
         z = network(x)
         return F.cross_entropy(z, y), z

@@ -12,11 +12,11 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from ..networks import Network
-from .base import Method
+from .base import Method, Outputs
 
 
 def top_share_mask(scores: Tensor, share: float) -> Tensor:
-    """True for the `round(share * n)` entries of the largest |score|."""
+    """Return True for the `round(share * n)` entries of the largest |score|."""
     keep = round(share * scores.numel())
     mask = torch.zeros(scores.numel(), dtype=torch.bool, device=scores.device)
     mask[scores.detach().abs().flatten().topk(keep).indices] = True
@@ -24,7 +24,7 @@ def top_share_mask(scores: Tensor, share: float) -> Tensor:
 
 
 def umap_loss(z: Tensor, y: Tensor, eta: Tensor | float) -> Tensor:
-    """`|CE - eta| + eta`"""
+    """Return `|CE(z, y) - eta| + eta`."""
     return (F.cross_entropy(z, y) - eta).abs() + eta
 
 
@@ -43,13 +43,13 @@ class UMAP(Method):
 
     def __init__(self, *, share: float = 0.8, random_share: float = 0.965, seed: int = 0, **options: Any) -> None:
         super().__init__(**options)
-        if self.rho_norm:
+        if self.truncation.rho_norm:
             raise ValueError("UMAP masks a network that is trained already; train that one with SPCP instead.")
         self.share, self.random_share, self.seed = share, random_share, seed
         self.register_buffer("eta", torch.tensor(0.0))
 
     def prepare(self, network: Network, total_steps: int) -> None:
-        """Freeze the network, and give each weight of its layers a score: at first its own size."""
+        """Freeze the network, and give each weight of its layers a score: at first its size."""
         network.requires_grad_(False)
         self.names = [
             f"{name}.weight" for name, module in network.named_modules() if isinstance(module, nn.Conv2d | nn.Linear)
@@ -59,7 +59,7 @@ class UMAP(Method):
 
     @torch.no_grad()
     def begin(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
-        """Set eta."""
+        """Set eta to the mean loss under a random mask."""
         rng = torch.Generator().manual_seed(self.seed)
         weights = dict(network.named_parameters())
         masked = {}
@@ -76,7 +76,7 @@ class UMAP(Method):
         self.eta.fill_(total / max(count, 1))
 
     def masked_weights(self, network: Network) -> dict[str, Tensor]:
-        """The weights that the masked network runs with."""
+        """Return the weights that the masked network runs with."""
         weights = dict(network.named_parameters())
         masked = {}
         for name, scores in zip(self.names, self.scores, strict=True):
@@ -85,26 +85,26 @@ class UMAP(Method):
         return masked
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Loss and logits of the masked network."""
+        """Return the loss and the logits of the masked network."""
         network.eval()  # the statistics of BatchNorm are frozen too: the unmasked network still classifies
         z = functional_call(network, self.masked_weights(network), (x,))
         return umap_loss(z, y, self.eta), z
 
-    def outputs(self, network: Network, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Features and logits of the masked network, and the class of the unmasked one."""
+    def outputs(self, network: Network, x: Tensor) -> Outputs:
+        """Return features and logits of the masked network, and the class of the unmasked one."""
         seen: list[Tensor] = []
         hook = network.classifier.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
         z = functional_call(network, self.masked_weights(network), (x,))
         hook.remove()
-        return seen[0], z, self.predict(network, x)
+        return Outputs(seen[0], z, self.predict(network, x))
 
     def predict(self, network: Network, x: Tensor) -> Tensor:
-        """The class of the unmasked network."""
+        """Return the class of the unmasked network."""
         return network(x).argmax(1)
 
     @torch.no_grad()
     def scoring_head(self, network: Network) -> nn.Linear:
-        """The classifier, masked."""
+        """Return the classifier, masked."""
         head = copy.deepcopy(network.classifier)
         name = next(name for name, module in network.named_modules() if module is network.classifier)
         head.weight.copy_(self.masked_weights(network)[f"{name}.weight"])

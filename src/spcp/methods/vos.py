@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributions import Chi2
 from torch.nn import functional as F
 
 from ..networks import Network
@@ -14,43 +15,43 @@ from .base import Method, full_precision
 
 
 def weighted_energy(z: Tensor, w: Tensor) -> Tensor:
-    """`log sum_k relu(w_k) exp(z_k)`, (B,)"""
-    z = z.masked_fill(w <= 0, -torch.inf)  # those have no say, however large
+    """Return `log sum_k relu(w_k) exp(z_k)`, (B,)."""
+    z = z.masked_fill(w <= 0, -torch.inf)  # these count for nothing, however large
     top = z.detach().amax(1, keepdim=True)
     return top[:, 0] + ((z - top).exp() @ w.relu()).log()
 
 
-def tied_gaussian(features: Tensor, y: Tensor, classes: int, ridge: float = 1e-4) -> tuple[Tensor, Tensor]:
-    """Class means (K, D), and the covariance (D, D) of what is left when they are taken away, `+ ridge * I`."""
-    sums = features.new_zeros(classes, features.shape[1]).index_add_(0, y, features)
-    means = sums / torch.bincount(y, minlength=classes).clamp(min=1)[:, None]
+def tied_gaussian(features: Tensor, y: Tensor, num_classes: int, ridge: float = 1e-4) -> tuple[Tensor, Tensor]:
+    """Return class means (K, D), and the covariance (D, D) of features minus their means, `+ ridge * I`."""
+    sums = features.new_zeros(num_classes, features.shape[1]).index_add_(0, y, features)
+    means = sums / torch.bincount(y, minlength=num_classes).clamp(min=1)[:, None]
     centred = features - means[y]
     covariance = centred.t() @ centred / len(features)
     return means, covariance + ridge * torch.eye(features.shape[1], dtype=features.dtype, device=features.device)
 
 
 def virtual_outliers(means: Tensor, covariance: Tensor, draws: int) -> Tensor:
-    """For each class the least likely of so many draws of its Gaussian, (K, D).
+    """Return for each class the least likely of so many draws of its Gaussian, (K, D).
 
     A draw is `mean + L e` with `L L' = covariance`, and its density falls with `||e||`. Length and direction of e are
     independent: so the least likely of n draws has the largest of n chi-square lengths, in any direction.
     """
-    classes, size = means.shape
-    squares = 2 * torch._standard_gamma(means.new_full((classes, draws), size / 2))
+    K, D = means.shape
+    squares = Chi2(means.new_tensor(float(D))).sample((K, draws))
     direction = F.normalize(torch.randn_like(means), dim=1)
     e = direction * squares.amax(1, keepdim=True).sqrt()
     return means + e @ torch.linalg.cholesky(covariance).t()
 
 
 def uncertainty_loss(energy_id: Tensor, energy_ood: Tensor, logistic: nn.Linear) -> Tensor:
-    """Logistic loss of telling ID (1) from virtual outliers (0) by their energies."""
+    """Return the logistic loss of telling ID (1) from virtual outliers (0) by their energies."""
     energy = torch.cat([energy_id, energy_ood])
     target = torch.cat([torch.ones_like(energy_id), torch.zeros_like(energy_ood)])
     return F.binary_cross_entropy_with_logits(logistic(energy[:, None])[:, 0], target)
 
 
 class VOS(Method):
-    """`CE(z, y) + weight * BCE(logistic(E), known or drawn)`; the second term, on energies E, counts from `start` on.
+    """`CE(z, y) + weight * BCE(logistic(E), ID or drawn)`; the second term, on energies E, counts from `start` on.
 
     A queue of `samples` features for each class feeds the Gaussians. Gradients of the loss reach the network through
     the energies of the batch, and the classifier through those of the outliers too.
@@ -68,35 +69,35 @@ class VOS(Method):
     ) -> None:
         super().__init__(**options)
         self.weight, self.start, self.samples, self.draws = weight, start, samples, draws
-        self.said = False
+        self.warned = False
 
     def prepare(self, network: Network, total_steps: int) -> None:
         """Add the queues, the weights of the energy and the logistic regression."""
         super().prepare(network, total_steps)
-        width, classes = network.classifier.in_features, network.classifier.out_features
-        self.register_buffer("queue", torch.zeros(classes, self.samples, width))
-        self.register_buffer("filled", torch.zeros(classes, dtype=torch.int64))  # how many were ever put in
-        self.energy_weights = nn.Parameter(torch.rand(classes))
+        num_classes = network.num_classes
+        self.register_buffer("queue", torch.zeros(num_classes, self.samples, network.num_features))
+        self.register_buffer("filled", torch.zeros(num_classes, dtype=torch.int64))  # how many were ever put in
+        self.energy_weights = nn.Parameter(torch.rand(num_classes))
         self.logistic = nn.Linear(1, 1)
 
     @torch.no_grad()
     def _remember(self, h: Tensor, y: Tensor) -> None:
         for k in y.unique().tolist():
-            own = h[y == k][-self.samples :]
-            places = (self.filled[k] + torch.arange(len(own), device=h.device)) % self.samples
-            self.queue[k, places] = own.to(self.queue.dtype)
-            self.filled[k] += len(own)
+            newest = h[y == k][-self.samples :]
+            places = (self.filled[k] + torch.arange(len(newest), device=h.device)) % self.samples
+            self.queue[k, places] = newest.to(self.queue.dtype)
+            self.filled[k] += len(newest)
 
     def forward(self, network: Network, x: Tensor, y: Tensor, progress: float = 0.0) -> tuple[Tensor, Tensor]:
-        """Loss and logits."""
+        """Return the loss and the logits."""
         h = network.forward_features(x)
         z = network.classifier(h)
         loss = F.cross_entropy(z, y)
         self._remember(h.detach(), y)
         full = int(self.filled.min()) >= self.samples
         if progress < self.start or not full:
-            if progress > 0.9 and not full and not self.said:
-                self.said = True
+            if progress > 0.9 and not full and not self.warned:
+                self.warned = True
                 warnings.warn(
                     f"VOS has seen {int(self.filled.min())} samples of a class, of {self.samples} that it waits for: "
                     f"it trains plainly. Choose a smaller number of samples, or more epochs.",
@@ -112,5 +113,5 @@ class VOS(Method):
             network.classifier.training = False  # an SPCP head's threshold follows real features only
             z_out = network.classifier(outliers)
             network.classifier.training = training
-            known, odd = weighted_energy(z.float(), self.energy_weights), weighted_energy(z_out, self.energy_weights)
-            return loss + self.weight * uncertainty_loss(known, odd, self.logistic), z
+            energy_id, energy_ood = (weighted_energy(each, self.energy_weights) for each in (z.float(), z_out))
+            return loss + self.weight * uncertainty_loss(energy_id, energy_ood, self.logistic), z

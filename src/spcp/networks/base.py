@@ -1,4 +1,4 @@
-"""What all networks here share: features (batch, D), and a linear classifier on top of them."""
+"""What all networks share: features (batch, D), and a linear classifier on top of them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 class Network(nn.Module):
-    """`classifier(features(x))`; a subclass defines `features`."""
+    """`z = classifier(forward_features(x))`; a subclass defines `forward_features`, as in timm."""
 
     classifier: nn.Linear
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Penultimate features (batch, D)."""
+        """Return the penultimate features (batch, D)."""
         raise NotImplementedError
 
     def forward(self, x: Tensor) -> Tensor:
@@ -39,7 +39,7 @@ class Network(nn.Module):
 
 
 def initialise(network: nn.Module) -> None:
-    """Weights of convolutions as He et al. (2015) draw them, by what goes out."""
+    """Draw the weights of convolutions as He et al. (2015) do, by their fan-out."""
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
@@ -47,13 +47,13 @@ def initialise(network: nn.Module) -> None:
 
 @contextlib.contextmanager
 def evaluating(*modules: nn.Module | None) -> Iterator[None]:
-    """Evaluation mode without gradients; afterwards every layer is in the mode it was in."""
+    """Hold modules in evaluation mode without gradients; afterwards every layer is in its mode of before."""
     layers = [layer for module in modules if module is not None for layer in module.modules()]
     modes = [layer.training for layer in layers]
     try:
         for module in modules:
             if module is not None and any(layer.training for layer in module.modules()):
-                module.eval()  # what evaluates already is left alone: others may be using it
+                module.eval()  # a module that evaluates already is left alone: other threads may use it
         with torch.no_grad():
             yield
     finally:

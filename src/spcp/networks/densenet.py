@@ -19,13 +19,13 @@ class Layer(nn.Module):
         self.conv2 = nn.Conv2d(4 * growth, growth, 3, 1, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) to (B, inputs + growth, H, W)."""
+        """Map (B, inputs, H, W) to (B, inputs + growth, H, W)."""
         out = self.conv1(torch.relu(self.bn1(x)))
         return torch.cat([x, self.conv2(torch.relu(self.bn2(out)))], 1)
 
 
 class Transition(nn.Module):
-    """Half as many channels, at half the resolution."""
+    """A 1 x 1 convolution to fewer channels, and pooling to half the resolution."""
 
     def __init__(self, inputs: int, outputs: int) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Transition(nn.Module):
         self.conv = nn.Conv2d(inputs, outputs, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) to (B, outputs, H / 2, W / 2)."""
+        """Map (B, inputs, H, W) to (B, outputs, H / 2, W / 2)."""
         return nn.functional.avg_pool2d(self.conv(torch.relu(self.bn(x))), 2)
 
 
@@ -58,12 +58,12 @@ class DenseNet(Network):
         initialise(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Penultimate features (batch, 342) at growth 12."""
+        """Return the penultimate features: (batch, 342) at growth 12."""
         return torch.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3))
 
 
 def densenet100(num_classes: int, *, width: int = 12, channels: int = 3) -> DenseNet:
-    """DenseNet-BC-100 that grows by `width`: 769 162 parameters at 12 with 10 num_classes.
+    """Build DenseNet-BC-100 that grows by `width`: 769 162 parameters at 12 with 10 classes.
 
     >>> sum(p.numel() for p in densenet100(10).parameters())
     769162

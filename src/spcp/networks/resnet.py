@@ -24,13 +24,13 @@ class Block(nn.Module):
             self.shortcut = nn.Sequential(nn.Conv2d(inputs, outputs, 1, stride, bias=False), nn.BatchNorm2d(outputs))
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        """Map (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         out = torch.relu(self.bn1(self.conv1(x)))
         return torch.relu(self.bn2(self.conv2(out)) + self.shortcut(x))
 
 
 class ResNet18(Network):
-    """`width` channels at first, 8 * width features; `large` adds the stem for 224 x 224 pixels."""
+    """A ResNet-18 of `width` channels at first and 8 * width features; `large`: the stem for 224 x 224 pixels."""
 
     def __init__(self, num_classes: int, width: int = 64, channels: int = 3, large: bool = False) -> None:
         super().__init__()
@@ -51,26 +51,26 @@ class ResNet18(Network):
         initialise(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Penultimate features (batch, 8 * width)."""
+        """Return the penultimate features (batch, 8 * width)."""
         return self.blocks(self.stem(x)).mean((2, 3))
 
 
 class ResNet10(Network):
     """One block a stage, from half the resolution on, and a 1 x 1 convolution to as many features as ResNet-18 has."""
 
-    def __init__(self, num_classes: int, width: int, channels: int, wide: int) -> None:
+    def __init__(self, num_classes: int, width: int, channels: int, num_features: int) -> None:
         super().__init__()
         self.stem = _convolution(channels, width, 3, 2)
         widths = (width, width, 2 * width, 4 * width, 8 * width)
         self.blocks = nn.Sequential(
             *(Block(inputs, outputs, 2 if i else 1) for i, (inputs, outputs) in enumerate(itertools.pairwise(widths)))
         )
-        self.last = _convolution(8 * width, wide, 1, 1)
-        self.classifier = nn.Linear(wide, num_classes)
+        self.last = _convolution(8 * width, num_features, 1, 1)
+        self.classifier = nn.Linear(num_features, num_classes)
         initialise(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Penultimate features (batch, wide)."""
+        """Return the penultimate features (batch, num_features)."""
         return self.last(self.blocks(self.stem(x))).mean((2, 3))
 
 
@@ -80,7 +80,7 @@ def _convolution(inputs: int, outputs: int, size: int, stride: int) -> nn.Sequen
 
 
 def resnet10(num_classes: int, *, width: int = 24, channels: int = 3) -> ResNet10:
-    """For 32 x 32 pixels on a CPU: 512 features, as ResNet-18, at a small part of its cost.
+    """Build a network for 32 x 32 pixels on a CPU: 512 features, as ResNet-18, at a small part of its cost.
 
     >>> sum(p.numel() for p in resnet10(10).parameters())
     795010
@@ -89,7 +89,7 @@ def resnet10(num_classes: int, *, width: int = 24, channels: int = 3) -> ResNet1
 
 
 def resnet18(num_classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
-    """For 32 x 32 pixels: 11 173 962 parameters with 10 num_classes.
+    """Build ResNet-18 for 32 x 32 pixels: 11 173 962 parameters with 10 classes.
 
     >>> sum(p.numel() for p in resnet18(10).parameters())
     11173962
@@ -98,7 +98,7 @@ def resnet18(num_classes: int, *, width: int = 64, channels: int = 3) -> ResNet1
 
 
 def resnet18_224(num_classes: int, *, width: int = 64, channels: int = 3) -> ResNet18:
-    """For 224 x 224 pixels: 11 689 512 parameters with 1 000 num_classes.
+    """Build ResNet-18 for 224 x 224 pixels: 11 689 512 parameters with 1 000 classes.
 
     >>> sum(p.numel() for p in resnet18_224(1000).parameters())
     11689512

@@ -20,12 +20,12 @@ class Convolutions(Network):
         self.classifier = nn.Linear(widths[-1], num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Penultimate features (batch, widths[-1])."""
+        """Return the penultimate features (batch, widths[-1])."""
         return self.layers(x).mean((2, 3))
 
 
 class MLP(Network):
-    """Two hidden layers."""
+    """A perceptron with two hidden layers."""
 
     def __init__(self, num_classes: int, inputs: int, width: int) -> None:
         super().__init__()
@@ -35,20 +35,20 @@ class MLP(Network):
         self.classifier = nn.Linear(width, num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Penultimate features (batch, width)."""
+        """Return the penultimate features (batch, width)."""
         return self.layers(x)
 
 
 def cnn(num_classes: int, *, width: int = 16, channels: int = 1) -> Convolutions:
-    """Four convolutions, 8 * width features: for digits of 28 x 28 pixels."""
+    """Build four convolutions with 8 * width features, for digits of 28 x 28 pixels."""
     return Convolutions(num_classes, (width, 2 * width, 4 * width, 8 * width), channels)
 
 
 def audio_cnn(num_classes: int, *, width: int = 16, channels: int = 1) -> Convolutions:
-    """Five convolutions, 16 * width features: for log-mel spectrograms of any length."""
+    """Build five convolutions with 16 * width features, for log-mel spectrograms of any length."""
     return Convolutions(num_classes, tuple(width * 2**i for i in range(5)), channels)
 
 
 def mlp(num_classes: int, *, inputs: int, width: int = 256) -> MLP:
-    """For embeddings (batch, inputs)."""
+    """Build a perceptron with two hidden layers, for embeddings (batch, inputs)."""
     return MLP(num_classes, inputs, width)

@@ -9,7 +9,7 @@ from .base import Network, initialise
 
 
 class Block(nn.Module):
-    """Normalise and rectify before each of two convolutions."""
+    """Two 3 x 3 convolutions beside a shortcut, each after a normalisation and a ReLU."""
 
     def __init__(self, inputs: int, outputs: int, stride: int, dropout: float) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False) if inputs != outputs else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
+        """Map (B, inputs, H, W) to (B, outputs, H / stride, W / stride)."""
         out = torch.relu(self.bn1(x))
         shortcut = x if self.shortcut is None else self.shortcut(out)
         out = self.conv1(out)
@@ -30,7 +30,7 @@ class Block(nn.Module):
 
 
 class WideResNet(Network):
-    """`depth` layers, `16 * width` channels at first and `64 * width` features."""
+    """A WideResNet of `depth` layers, `16 * width` channels at first and `64 * width` features."""
 
     def __init__(self, num_classes: int, depth: int, width: int, channels: int, dropout: float) -> None:
         super().__init__()
@@ -46,12 +46,12 @@ class WideResNet(Network):
         initialise(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Penultimate features (batch, 64 * width)."""
+        """Return the penultimate features (batch, 64 * width)."""
         return torch.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3))
 
 
 def wideresnet28(num_classes: int, *, width: int = 10, channels: int = 3, dropout: float = 0.0) -> WideResNet:
-    """WideResNet-28-`width`: 36 479 194 parameters at width 10 with 10 num_classes.
+    """Build WideResNet-28-`width`: 36 479 194 parameters at width 10 with 10 classes.
 
     >>> sum(p.numel() for p in wideresnet28(10).parameters())
     36479194

@@ -11,6 +11,7 @@ from typing import Any
 
 from ..data import Benchmark
 from ..errors import InputError
+from ..runs import Run
 from . import figures, page
 from .contents import contents, sparsity_rows
 from .study import Study as Study
@@ -19,7 +20,7 @@ from .study import gather as gather
 
 
 def report(
-    runs: Sequence[str | Path],
+    runs: Sequence[str | Path | Run],
     folder: str | Path,
     *,
     scores: Sequence[str] | None = None,
@@ -31,7 +32,7 @@ def report(
     """Write a report on some runs, and return its page.
 
     Args:
-        runs: their folders; those that differ by the seed alone are taken together.
+        runs: the runs, or their folders; those that differ by the seed alone are taken together.
         folder: for `report.html`, `report.md`, `results.csv`, `operating.csv` and the figures.
         scores: names; by default all that make sense.
         title: of the page.
@@ -49,7 +50,7 @@ def write(study: Study, folder: str | Path) -> Path:
     return page.write(folder, "report", contents(study), figures.draw(study), files)
 
 
-def patterns(runs: Sequence[str | Path], folder: str | Path) -> tuple[list[dict[str, Any]], list[Path]]:
+def patterns(runs: Sequence[str | Path | Run], folder: str | Path) -> tuple[list[dict[str, Any]], list[Path]]:
     """Measure how few weights carry the predictions of some runs, and draw it; return rows and files."""
     folder = page.output_folder(folder)
     study = gather(runs, scores=["energy"])

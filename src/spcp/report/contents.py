@@ -13,7 +13,6 @@ import torch
 from .. import __version__
 from ..environment import described, machine
 from ..evaluation import NAMES
-from ..training import read_environment
 from .examples import SIDE, examples, surprise
 from .study import ALPHA, Study
 from .summary import summarize
@@ -70,7 +69,7 @@ def sparsity_rows(study: Study) -> list[dict[str, Any]]:
                     "top_10_percent": 100 * sparsity.top_10_percent,
                     "participation_ratio": sparsity.participation_ratio,
                     "gini": sparsity.gini,
-                    "truncated_percent": 100 * float(pattern.cut.mean()),
+                    "truncated_percent": 100 * float(pattern.truncated.mean()),
                 }
             )
     return rows
@@ -78,14 +77,14 @@ def sparsity_rows(study: Study) -> list[dict[str, Any]]:
 
 def about(study: Study) -> dict[str, str]:
     """Describe where the numbers come from."""
-    config, benchmark = study.subject.runs[0].config, study.benchmark
+    config, benchmark = study.subject.runs[0].run.config, study.benchmark
     trained = f", {config.epochs} epochs" if config.epochs else ", trained elsewhere"
     sizes = ", ".join(
         f"{role.split('/')[-1]} {len(data)}" for role, data in benchmark.sets().items() if role != "train"
     )
     training = "" if benchmark.train is None else f"{len(benchmark.train)} for training; "
     network = config.network if config.width is None else f"{config.network} of width {config.width}"
-    records = [record for arm in study.arms for run in arm.runs for record in read_environment(run.folder)]
+    records = [record for arm in study.arms for run in arm.runs for record in run.run.environment]
     return {
         "data": f"{benchmark.name}: {len(benchmark.class_names)} classes, {training}{sizes}",
         "network": f"{network}{trained}, {config.precision}",

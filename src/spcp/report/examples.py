@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..contributions import effective_threshold
 from ..data import FileSet, ImageTransform
 from ..data.images import as_image, with_channels
-from ..scores import threshold_of
 from .study import EvaluatedRun, Study
 
 SIDE = 84  # pixels of a picture on the page
@@ -111,7 +111,7 @@ def _result(study: Study, run: EvaluatedRun, role: str, i: int) -> tuple[float, 
 def _bars(run: EvaluatedRun, role: str, i: int, k: int) -> tuple[list[tuple[float, float]], float]:
     """Return the 12 largest contributions to class k, what is kept and what is truncated, and the sum of the others."""
     head = run.evaluation.head
-    threshold = threshold_of(head)
+    threshold = effective_threshold(head)
     limit = float("inf") if threshold is None else float(threshold)
     c = run.evaluation.features(role).h[i] * head.weight[k].detach().cpu()
     bars = [(min(value, limit), max(0.0, value - limit)) for value in c.sort(descending=True).values[:12].tolist()]

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..atomic import written
+from ..contributions import effective_threshold
 from ..errors import need
-from ..scores import threshold_of
+from ..files import written
 from .study import Arm, EvaluatedRun, Study
 
 ID, NEAR, FAR, OTHER = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
@@ -125,7 +125,7 @@ def _class_contributions(run: EvaluatedRun, role: str, k: int, labelled: bool) -
     if not chosen.any():
         return None
     c = features.h[chosen].float() * head.weight[k].detach().cpu()
-    threshold = threshold_of(head)
+    threshold = effective_threshold(head)
     return (c if threshold is None else c.clamp(max=threshold.item())).mean(0)
 
 
@@ -140,17 +140,20 @@ def training_curves(study: Study) -> Drawn | None:
         return None
     panels = [("loss", "training loss", trained)]
     if truncating:
-        panels += [("threshold", "truncation threshold", truncating), ("cut", "contributions truncated, %", truncating)]
+        panels += [
+            ("threshold", "truncation threshold", truncating),
+            ("truncated", "contributions truncated, %", truncating),
+        ]
     with axes_of(1, len(panels), 3.0 * len(panels), 2.4) as (figure, axes):
         for axis, (key, label, arms) in zip(axes[0], panels, strict=True):
             for i, arm in enumerate(arms):
                 colour = ARM_COLOURS[study.arms.index(arm) % 4]
                 for j, run in enumerate(arm.runs):
-                    values = [line[key] * (100 if key == "cut" else 1) for line in run.history]
+                    values = [line[key] * (100 if key == "truncated" else 1) for line in run.history]
                     label_once = arm.name if j == 0 else None
                     axis.plot(range(1, len(values) + 1), values, STYLES[i % 4], color=colour, lw=1, label=label_once)
             smallest = min(line[key] for arm in arms for run in arm.runs for line in run.history)
-            axis.set_yscale("log" if key != "cut" and smallest > 0 else "linear")
+            axis.set_yscale("log" if key != "truncated" and smallest > 0 else "linear")
             axis.set_xlabel("epoch")
             axis.set_title(label)
         axes[0][0].legend(frameon=False, fontsize=8)

@@ -7,9 +7,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from ..atomic import written
 from ..errors import InputError, need
 from ..evaluation import CONVENTION
+from ..files import written
 from . import figures
 from .figures import Drawn
 

@@ -14,16 +14,16 @@ from torch import Tensor
 
 from ..calibration import needed, p_values, rank_for
 from ..comparison import Difference, compare_arms
-from ..contributions import Pattern
-from ..contributions.patterns import pattern_of
+from ..config import Config
+from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
 from ..errors import InputError
 from ..evaluation import Evaluation, Table, over_seeds
 from ..methods import METHODS, Method
 from ..metrics import compare_means, mean_and_deviation
 from ..progress import track
+from ..runs import Run
 from ..scores import SCORES
-from ..training import Config, benchmark_of, read_config, read_inputs, read_metrics
 
 ALPHA = 0.05  # the false alarm rate that the report's thresholds keep to
 
@@ -32,8 +32,7 @@ ALPHA = 0.05  # the false alarm rate that the report's thresholds keep to
 class EvaluatedRun:
     """A run with its scores."""
 
-    folder: Path
-    config: Config
+    run: Run
     evaluation: Evaluation
     table: Table
     history: Sequence[Mapping[str, Any]]  # a record for each epoch
@@ -41,7 +40,7 @@ class EvaluatedRun:
     @property
     def seed(self) -> int:
         """Return the seed of the run."""
-        return self.config.seed
+        return self.run.config.seed
 
     @property
     def has_contributions(self) -> bool:
@@ -163,7 +162,7 @@ class Study:
 
 
 def gather(
-    folders: Sequence[str | Path],
+    runs: Sequence[str | Path | Run],
     *,
     scores: Sequence[str] | None = None,
     title: str | None = None,
@@ -174,42 +173,41 @@ def gather(
     """Evaluate runs on the data they share.
 
     Args:
-        folders: the runs.
+        runs: the runs, or their folders.
         scores: names; by default all that make sense for every run.
         title: the report's.
         choice: rows of a `Tuning`, if that is how rho_norm was chosen.
         benchmark: instead of the one that the runs were trained on.
         banks: a folder for features; by default in the user's cache.
     """
-    if not folders:
+    if not runs:
         raise InputError("there are no runs to report on; name their folders")
-    paths = [Path(folder).expanduser() for folder in folders]
-    configs = [read_config(folder) for folder in paths]
-    data, notes = _checked(benchmark or _shared(paths, configs))
+    opened = [run if isinstance(run, Run) else Run.open(run) for run in runs]
+    data, notes = _checked(benchmark or _shared(opened))
     groups: dict[str, list[EvaluatedRun]] = {}
-    for folder, config in track(list(zip(paths, configs, strict=True)), "evaluating", len(paths)):
-        evaluation = Evaluation(folder, data, folder=banks)
+    for run in track(opened, "evaluating", len(opened)):
+        evaluation = Evaluation(run, data, folder=banks)
         table = evaluation.table(scores or evaluation.usual(), also=() if data.val is None else ("val",))
-        history = read_metrics(folder)
-        if len(history) < config.epochs:
+        history, epochs = run.history, run.config.epochs
+        if len(history) < epochs:
             raise InputError(
-                f"{folder}: has {len(history)} of its {config.epochs} epochs; the same spcp train goes on with it"
+                f"{run.folder}: has {len(history)} of its {epochs} epochs; the same spcp train goes on with it"
             )
-        groups.setdefault(_key(config), []).append(EvaluatedRun(folder, config, evaluation, table, history))
-    names = _names([runs[0].config for runs in groups.values()])
+        groups.setdefault(_key(run.config), []).append(EvaluatedRun(run, evaluation, table, history))
+    configs = [members[0].run.config for members in groups.values()]
     arms = tuple(
-        Arm(name, tuple(sorted(runs, key=lambda run: run.seed)), runs[0].config.options.get("rho_norm", 0) != 0)
-        for name, runs in zip(names, groups.values(), strict=True)
+        Arm(name, tuple(sorted(members, key=lambda member: member.seed)), config.truncation.rho_norm != 0)
+        for name, config, members in zip(_names(configs), configs, groups.values(), strict=True)
     )
     for arm in arms:
         if len(set(arm.seeds)) < len(arm.seeds):
-            raise InputError(f"{arm.runs[1].folder}: repeats a run with the same seed; name it once")
+            raise InputError(f"{arm.runs[1].run.folder}: repeats a run with the same seed; name it once")
     tables = [{row["detector"]: None for row in arm.runs[0].table.rows} for arm in arms]
     common = tuple(name for name in tables[0] if all(name in table for table in tables))
     if not common:
         raise InputError("no score makes sense for all of these runs; make a report for each kind")
     method = arms[-1].runs[0].evaluation.method
-    wanted = ("energy" if method is None else method.detector, "energy", *common)
+    wanted = ("energy" if method is None else method.score, "energy", *common)
     main = next(name for name in wanted if name in common)
     return Study(title or f"{data.name}: ID or OOD?", data, arms, common, main, notes, tuple(choice))
 
@@ -221,19 +219,20 @@ def _key(config: Config) -> str:
     return repr(dataclasses.replace(same, start=None) if pretrained else same)
 
 
-def _shared(paths: Sequence[Path], configs: Sequence[Config]) -> Benchmark:
+def _shared(runs: Sequence[Run]) -> Benchmark:
     """Return the data that all runs are on: described alike, and prepared alike."""
-    first = _description(paths[0], configs[0])
-    for path, config in zip(paths, configs, strict=True):
-        if _description(path, config) != first or read_inputs(path) != read_inputs(paths[0]):
+    first = runs[0]
+    for run in runs:
+        if _description(run) != _description(first) or run.inputs != first.inputs:
             raise InputError(
-                f"{path}: is on other data than {paths[0]}, or sees it differently; make a report for each"
+                f"{run.folder}: is on other data than {first.folder}, or sees it differently; make a report for each"
             )
-    return benchmark_of(paths[0])
+    return first.benchmark()
 
 
-def _description(path: Path, config: Config) -> tuple[str | None, ...]:
-    file = Path(path / "benchmark.toml" if (path / "benchmark.toml").exists() else config.benchmark)
+def _description(run: Run) -> tuple[str | None, ...]:
+    config, described = run.config, run.folder / "benchmark.toml"
+    file = described if described.exists() else Path(config.benchmark)
     return (file.read_text(),) if file.suffix == ".toml" and file.exists() else (config.benchmark, config.root)
 
 
@@ -262,16 +261,21 @@ def _names(configs: Sequence[Config]) -> list[str]:
     names = []
     for config in configs:
         others = [other for other in configs if other.method == config.method]
-        words = []
-        for key, value in config.options.items():
-            if key == "rho_norm" or any(other.options.get(key) != value for other in others):
-                words.append(f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}")
+        words = [f"rho_norm {_short(config.truncation.rho_norm)}"] if config.truncation.rho_norm else []
+        hyperparameters = [dataclasses.asdict(other.truncation) | dict(other.options) for other in others]
+        for key, value in (dataclasses.asdict(config.truncation) | dict(config.options)).items():
+            if key != "rho_norm" and value is not None and any(other.get(key) != value for other in hyperparameters):
+                words.append(f"{key} {_short(value)}")
         for key in ("network", "width", "epochs", "batch_size", "lr", "start"):
             if any(getattr(other, key) != getattr(config, key) for other in configs):
                 words.append(f"{key} {getattr(config, key)}")
         method = {"spcp": "SPCP"}.get(config.method, config.method)
         names.append(f"{method} ({', '.join(words)})" if words else method)
     return names if len(set(names)) == len(names) else [f"{name} ({i + 1})" for i, name in enumerate(names)]
+
+
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def operating_points(study: Study, alphas: Sequence[float] = (0.01, 0.05, 0.1)) -> list[dict[str, Any]]:

@@ -6,7 +6,6 @@ from typing import Any
 from .ash import ASH as ASH
 from .base import Score as Score
 from .base import plain_head as plain_head
-from .base import threshold_of as threshold_of
 from .dice import DICE as DICE
 from .energy import Energy as Energy
 from .fdbd import FDBD as FDBD

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import inspect
 import math
 from collections.abc import Mapping
@@ -11,7 +10,7 @@ from typing import Any, ClassVar, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from ..contributions import SPCPLinear
+from ..contributions import plain_head as plain_head
 from ..errors import InputError
 from ..features import SHARD, Features
 
@@ -114,22 +113,6 @@ def head_logits(head: nn.Linear, h: Tensor) -> Tensor:
 def ratio(a: Tensor, b: Tensor) -> Tensor:
     """`a / b`, and 1 for a sample without any features on: nothing over nothing."""
     return torch.where(b == 0, 1.0, a / b)
-
-
-def threshold_of(head: nn.Linear) -> Tensor | None:
-    """The bound of a truncating head, None for a plain one."""
-    if isinstance(head, SPCPLinear) and head.rho_norm != 0 and head.truncate in ("both", "infer"):
-        return head.threshold
-    return None
-
-
-def plain_head(head: nn.Linear) -> nn.Linear:
-    """The same head, with the same parameters, but without truncation."""
-    if threshold_of(head) is None:
-        return head
-    other = copy.copy(head)
-    other.__dict__["truncate"] = "neither"
-    return other
 
 
 def entering(h: Tensor, head: nn.Linear) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Score, chunks, entering, threshold_of
+from ..contributions import effective_threshold
+from .base import Score, chunks, entering
 
 
 def gradnorm(h: Tensor, z: Tensor, W: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
@@ -32,4 +33,4 @@ class GradNorm(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        return gradnorm(entering(h, head), z, head.weight.detach(), threshold_of(head))
+        return gradnorm(entering(h, head), z, head.weight.detach(), effective_threshold(head))

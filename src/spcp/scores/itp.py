@@ -7,8 +7,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ..contributions import effective_threshold
 from ..features import Features
-from .base import Score, chunks, energy, entering, threshold_of
+from .base import Score, chunks, energy, entering
 
 
 class ITP(Score):
@@ -46,7 +47,7 @@ class ITP(Score):
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Scores (B,)."""
-        W, threshold, parts = head.weight.detach(), threshold_of(head), []
+        W, threshold, parts = head.weight.detach(), effective_threshold(head), []
         for own in chunks(entering(h, head), W.numel()):
             c = own[:, None] * W  # (rows, K, D)
             bounded = c if threshold is None else c.minimum(threshold)

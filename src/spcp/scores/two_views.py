@@ -7,9 +7,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..contributions import RhoNorm, clip_contributions, threshold_estimate
+from ..contributions import RhoNorm, clip_contributions, effective_threshold, threshold_estimate
 from ..features import Features
-from .base import Score, energy, entering, head_logits, plain_head, threshold_of
+from .base import Score, energy, entering, head_logits, plain_head
 
 
 class TwoViews(Score):
@@ -37,7 +37,7 @@ class TwoViews(Score):
     @torch.no_grad()
     def fit(self, data: Features, head: nn.Linear) -> Self:
         """Learn where to cut, if the head does not know, and what known samples score."""
-        device, own = head.weight.device, threshold_of(head)
+        device, own = head.weight.device, effective_threshold(head)
         if own is None:
             parts = [self._estimate(h.to(device), head) for h, *_ in data.parts()]
             own = torch.cat(parts).double().mean().float()

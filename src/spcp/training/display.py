@@ -1,4 +1,4 @@
-"""What a run shows while it runs: a bar on a terminal, plain lines elsewhere."""
+"""What training shows while it runs: a bar on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .. import progress
-from .run import Run
+from .state import TrainingState
 
 PLAIN_EVERY = 60.0  # seconds between two lines within an epoch, where there is no bar
 
@@ -16,18 +16,18 @@ PLAIN_EVERY = 60.0  # seconds between two lines within an epoch, where there is 
 class Display:
     """Loss, accuracy, threshold, images per second and the time left, on standard error; the first process shows it."""
 
-    def __init__(self, run: Run, steps: int, images: int) -> None:
-        self.run, self.steps, self.images = run, steps, images
+    def __init__(self, state: TrainingState, steps: int, images: int) -> None:
+        self.state, self.steps, self.images = state, steps, images
         self.bar: Any = None
         self.shown = False
         self.started, self.begun = time.perf_counter(), self._done()
-        self.said = self.started
+        self.printed = self.started
 
     def _done(self) -> int:
-        return self.run.epoch * self.steps + self.run.step
+        return self.state.epoch * self.steps + self.state.step
 
     def __enter__(self) -> Display:
-        self.shown = self.run.writes and not progress.quiet
+        self.shown = self.state.writes and not progress.quiet
         if self.shown and sys.stderr.isatty():
             try:
                 from rich.console import Console
@@ -36,7 +36,7 @@ class Display:
                 return self
             columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[words]}"))
             self.bar = Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
-            self.task = self.bar.add_task("", total=self.run.config.epochs * self.steps, words="")
+            self.task = self.bar.add_task("", total=self.state.config.epochs * self.steps, words="")
             self.bar.start()
         return self
 
@@ -46,53 +46,59 @@ class Display:
 
     def step(self, threshold: float | None) -> None:
         """Show where the epoch is."""
-        run, now = self.run, time.perf_counter()
-        loss, right, seen = run.sums.tolist()
+        state, now = self.state, time.perf_counter()
+        loss, correct, seen = state.sums.tolist()
         done, seconds = self._done(), now - self.started
         speed = (done - self.begun) / seconds  # steps per second
-        left = (run.config.epochs * self.steps - done) / speed
-        words = measured(loss / seen, right / seen * 100, None, threshold, None)
+        left = (state.config.epochs * self.steps - done) / speed
+        words = measured(loss / seen, correct / seen, threshold=threshold)
         if self.bar is None or self.bar.console.width >= 110:
             words += f"  {speed * self.images / self.steps:,.0f} images/s"
         words += f"  {clock(left)} left"
         if self.bar is not None:
             self.bar.update(
-                self.task, completed=done, description=f"epoch {run.epoch + 1}/{run.config.epochs}", words=words
+                self.task, completed=done, description=f"epoch {state.epoch + 1}/{state.config.epochs}", words=words
             )
-        elif self.shown and now - self.said > PLAIN_EVERY:
-            self.said = now
-            place = f"epoch {run.epoch + 1}/{run.config.epochs}  step {run.step}/{self.steps}"
+        elif self.shown and now - self.printed > PLAIN_EVERY:
+            self.printed = now
+            place = f"epoch {state.epoch + 1}/{state.config.epochs}  step {state.step}/{self.steps}"
             print(f"{place}  {words}", file=sys.stderr, flush=True)
 
-    def epoch(self, line: Mapping[str, Any]) -> None:
+    def epoch(self, record: Mapping[str, Any]) -> None:
         """Show an epoch that is done."""
         if not self.shown:
             return
-        self.said = time.perf_counter()
-        words = measured(line["loss"], line["accuracy"], line["val_accuracy"], line.get("threshold"), line.get("cut"))
-        text = f"epoch {line['epoch'] + 1}/{self.run.config.epochs}  {words}  {line['seconds']:.1f} s"
+        self.printed = time.perf_counter()
+        words = measured(*(record.get(key) for key in ("loss", "accuracy", "val_accuracy", "threshold", "truncated")))
+        text = f"epoch {record['epoch'] + 1}/{self.state.config.epochs}  {words}  {record['seconds']:.1f} s"
         if self.bar is not None:
             self.bar.console.print(text, highlight=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
 
-def measured(loss: float, accuracy: float, validation: float | None, threshold: float | None, cut: float | None) -> str:
-    """Numbers of an epoch in words.
+def measured(
+    loss: float,
+    accuracy: float,
+    validation: float | None = None,
+    threshold: float | None = None,
+    truncated: float | None = None,
+) -> str:
+    """Put the numbers of an epoch into words.
 
-    >>> measured(0.25, 91.0, None, 1000.0, 0.0)
-    'loss 0.2500  accuracy 91.0 %  threshold 1000 (0.00% cut)'
+    >>> measured(0.25, 0.91, None, 1000.0, 0.0)
+    'loss 0.2500  accuracy 91.0 %  threshold 1000 (0.00% truncated)'
     """
-    parts = [f"loss {loss:.4f}", f"accuracy {accuracy:.1f} %"]
+    parts = [f"loss {loss:.4f}", f"accuracy {100 * accuracy:.1f} %"]
     if validation is not None:
-        parts.append(f"validation {validation:.1f} %")
+        parts.append(f"validation {100 * validation:.1f} %")
     if threshold is not None:
-        parts.append(f"threshold {threshold:.4g}" + ("" if cut is None else f" ({cut:.2%} cut)"))
+        parts.append(f"threshold {threshold:.4g}" + ("" if truncated is None else f" ({truncated:.2%} truncated)"))
     return "  ".join(parts)
 
 
 def clock(seconds: float) -> str:
-    """Hours, minutes and seconds.
+    """Write seconds as hours, minutes and seconds.
 
     >>> clock(3725.2), clock(65)
     ('1:02:05', '1:05')

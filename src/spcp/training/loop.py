@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import dataclasses
 import logging
 import math
 import os
@@ -12,23 +13,23 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
+from ..config import Config, build_method, build_network
 from ..contributions import SPCPLinear
-from ..data import Benchmark, ItemSet, Loader, load_benchmark, take
+from ..data import Benchmark, ImageTransform, ItemSet, Loader, load_benchmark, take
 from ..data.sets import labels
 from ..errors import InputError, need
 from ..methods import Method
-from ..networks import Network, adapt, trust
-from ..networks.adapted import logits_of
-from ..networks.base import evaluating
+from ..networks import Network, adapt
+from ..networks.adapted import agree, logits_of
+from ..runs import Run, load_weights
 from .display import Display
-from .run import Run, load_weights
-from .settings import Config, augmented, build_method, build_network, check, is_own, lr_at
+from .state import TrainingState
 
 _log = logging.getLogger("spcp")
 
@@ -43,7 +44,7 @@ class Trainee(nn.Module):
         self.network, self.method = network, method
 
     def forward(self, x: Tensor, y: Tensor | None = None, progress: float = 0.0) -> tuple[Tensor, Tensor] | Tensor:
-        """Loss and logits; without labels the predicted classes."""
+        """Return loss and logits; without labels the predicted classes."""
         if y is None:
             return self.method.predict(self.network, x)
         loss, logits = self.method(self.network, x, y, progress)
@@ -60,24 +61,153 @@ def train(
     strategy: Any = "auto",
     loggers: Any = None,
     until: int | None = None,
-) -> Path:
-    """Train, or go on training, and return the folder of the run.
+) -> Run:
+    """Train, or go on training, and return the run.
 
     Args:
         config: the settings; a folder that holds a run with other settings is an error.
         folder: of the run.
         benchmark: instead of the one the config names.
-        network: instead of the one the config names, any classifier. A copy of it is trained (`load_network` gives it);
+        network: instead of the one the config names, any classifier. A copy of it is trained (`Run.load` returns it);
             it must be built alike when the run is resumed.
-        method: instead of the method the config names, one's own.
+        method: instead of the one the config names.
         strategy: of Fabric, under torchrun: "auto" is data parallel, "fsdp" shards parameters too.
         loggers: of Fabric (TensorBoard, CSV, ...), told what `metrics.jsonl` is told.
         until: stop after so many epochs; the next call goes on.
     """
-    check(config)
+    config.check()
     given = {} if network is None else {"custom_network": type(network).__name__}
     if method is not None:
-        given["custom_method"] = f"{type(method).__name__}({method.options})"
+        given["custom_method"] = f"{type(method).__name__}({method.options}, {method.truncation})"
+    fabric = _launched(config, strategy, loggers)
+    state = TrainingState(Path(folder).expanduser(), config, fabric.is_global_zero, given)
+    state.check()
+    trained = build_method(config) if method is None else copy.deepcopy(method)
+    if trained.pretrained and network is None and not config.start:
+        raise InputError(f"{config.method}: needs a trained network; name a run, or its weights, in `start`")
+    benchmark = (benchmark or load_benchmark(config.benchmark, config.root)).fewer(config.images)
+    if benchmark.train is None:
+        raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
+    torch.manual_seed(config.seed)
+    inputs = benchmark.inputs()
+    net = build_network(config, inputs, code=config.network) if network is None else adapt(copy.deepcopy(network))
+    if config.start:
+        load_weights(net, Path(config.start).expanduser())
+
+    share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
+    loader = augmented(benchmark, config.augment).loader(
+        "train", batch_size=config.batch_size, train=True, seed=config.seed, views=trained.views, **share
+    )
+    sharded = strategy == "fsdp"
+    if sharded:
+        share |= {"rank": 0, "world_size": 1}  # all processes have to run the network equally often
+    validation = benchmark.loader("val", batch_size=512 * share["world_size"], **share) if benchmark.val else None
+    first = take(benchmark.train, range(min(64, len(benchmark.train))))  # on which the share truncated is measured
+    some, _ = next(
+        iter(Loader(first, benchmark.transform, batch_size=64, device=fabric.device, workers=0, cache=False))
+    )
+    _check_fit(benchmark, net, network, some.cpu())
+    try:
+        trained.prepare(net, config.epochs * len(loader))
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{config.method}: {error}") from error
+    if not sharded:  # FSDP splits parameters along their memory
+        net = net.to(memory_format=layout_of(net))  # type: ignore[call-overload]
+    trainee = Trainee(net, trained)
+    module = fabric.setup_module(trainee)  # before the optimizer: sharding makes new parameters
+    sgd = torch.optim.SGD(
+        [p for p in trainee.parameters() if p.requires_grad],
+        lr=config.lr,
+        momentum=config.momentum,
+        nesterov=config.momentum > 0,
+        weight_decay=config.weight_decay,
+        fused=None if sharded else True,  # not for sharded parameters
+    )
+    optimizer = fabric.setup_optimizers(sgd)
+    state.scaler = getattr(fabric.strategy.precision, "scaler", None)
+    state.claim(inputs)
+    fabric.barrier()
+    if not state.resume(trainee, sgd, fabric.device):
+        trained.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
+
+    state.record_environment()
+    last = config.epochs if until is None else min(config.epochs, until)
+    status = "failed"
+    try:
+        with _interrupts() as interrupted, Display(state, len(loader), len(benchmark.train)) as display:
+            while state.epoch < last:
+                _epoch(state, trainee, module, optimizer, loader, fabric, display, interrupted)
+                accuracy = None if validation is None else _accuracy(trainee, validation, fabric, sharded)
+                _join_sums(state, fabric)
+                record = _record(state, trainee, accuracy, _share_truncated(trainee, some))
+                display.epoch(record)
+                fabric.log_dict({key: value for key, value in record.items() if value is not None}, step=state.epoch)
+                state.finish_epoch(trainee, sgd, record)
+                if state.epoch < last and any(_agreed(fabric, interrupted.is_set())):
+                    _stop(state)
+        status = "success"
+    finally:
+        for logger in fabric.loggers:
+            logger.finalize(status)
+    fabric.barrier()
+    return Run.open(state.folder, network=config.network if network is None else network, method=method)
+
+
+def augmented(benchmark: Benchmark, augment: str) -> Benchmark:
+    """Return the same benchmark, whose training images are changed less, or not at all."""
+    transform = benchmark.transform
+    if augment == "full" or not isinstance(transform, ImageTransform):
+        return benchmark
+    kind: Literal["crop", "none"] = "crop" if augment == "flip" and transform.flip else "none"
+    return dataclasses.replace(benchmark, transform=dataclasses.replace(transform, augment=kind, padding=0))
+
+
+def lr_at(step: int, total: int, config: Config, warmup_steps: int) -> float:
+    """Return the learning rate of a step: a rise over the warm-up, then half a cosine from `lr` down to `min_lr`.
+
+    >>> config = Config(lr=0.1, min_lr=0.0)
+    >>> [round(lr_at(step, 10, config, 2), 3) for step in (0, 1, 2, 6, 10)]
+    [0.05, 0.1, 0.1, 0.05, 0.0]
+    """
+    if step < warmup_steps:
+        return config.lr * (step + 1) / warmup_steps
+    share = (step - warmup_steps) / max(1, total - warmup_steps)
+    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * share)) / 2
+
+
+def layout_of(network: nn.Module) -> torch.memory_format:
+    """Choose channels last, which is faster, but for narrow convolutions: there torch 2.13 on a CPU corrupts memory."""
+    narrow = any(isinstance(layer, nn.Conv2d) and layer.out_channels < 8 for layer in network.modules())
+    return torch.contiguous_format if narrow else torch.channels_last
+
+
+def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x: Tensor) -> None:
+    """Refuse what would fail late, or train nonsense: labels or outputs that do not fit, a model split wrongly."""
+    assert benchmark.train is not None
+    num_classes = len(benchmark.class_names)
+    y = torch.empty(0) if isinstance(benchmark.train, ItemSet) else labels(benchmark.train)  # not to read all items
+    if len(y) and not 0 <= int(y.min()) <= int(y.max()) < num_classes:
+        raise InputError(
+            f"{benchmark.name}: its training labels run from {int(y.min())} to {int(y.max())}, but must be from 0 to "
+            f"{num_classes - 1}; leave out what has no class"
+        )
+    if net.num_classes != num_classes:
+        raise InputError(
+            f"the network has {net.num_classes} outputs, but {benchmark.name} has {num_classes} classes; build it for "
+            "as many"
+        )
+    if network is None or isinstance(network, Network):
+        return
+    ours, theirs = (logits_of(copy.deepcopy(model).cpu(), x[:2]) for model in (net, network))
+    if not agree(ours, theirs):
+        raise InputError(
+            f"{type(network).__name__}: does more after its last layer, so that its output is not the logits; give a "
+            "model that ends in an nn.Linear, or name it: train(network=spcp.networks.adapt(model, 'name'))"
+        )
+
+
+def _launched(config: Config, strategy: Any, loggers: Any) -> Any:
+    """Start Fabric on the processes that torchrun started, or on one."""
     lightning = need("lightning_fabric", "lightning-fabric", "train")
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces a precision once a run
     try:
@@ -92,117 +222,11 @@ def train(
     except ValueError as error:
         raise InputError(str(error)) from error
     fabric.launch()
-    run = Run(Path(folder).expanduser(), config, fabric.is_global_zero, given)
-    run.check()
-    own = copy.deepcopy(method) if method is not None else build_method(config)
-    if own.pretrained and network is None and not config.start:
-        raise InputError(f"{config.method}: needs a trained network; name a run, or its weights, in `start`")
-    benchmark = (benchmark or load_benchmark(config.benchmark, config.root)).fewer(config.images)
-    if benchmark.train is None:
-        raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
-    torch.manual_seed(config.seed)
-    inputs = benchmark.inputs()
-    if is_own(config.network):
-        trust(config.network)
-    net = build_network(config, inputs) if network is None else adapt(copy.deepcopy(network))
-    if config.start:
-        load_weights(net, Path(config.start).expanduser())
-
-    share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
-    loader = augmented(benchmark, config.augment).loader(
-        "train", batch_size=config.batch_size, train=True, seed=config.seed, views=own.views, **share
-    )
-    sharded = strategy == "fsdp"
-    if sharded:
-        share |= {"rank": 0, "world_size": 1}  # all processes have to run the network equally often
-    validation = benchmark.loader("val", batch_size=512 * share["world_size"], **share) if benchmark.val else None
-    first = take(benchmark.train, range(min(64, len(benchmark.train))))  # to see what share of contributions is cut
-    some, _ = next(
-        iter(Loader(first, benchmark.transform, batch_size=64, device=fabric.device, workers=0, cache=False))
-    )
-    _check_fit(benchmark, net, network, some.cpu())
-    try:
-        own.prepare(net, config.epochs * len(loader))
-    except (TypeError, ValueError) as error:
-        raise InputError(f"{config.method}: {error}") from error
-    if not sharded:  # FSDP cuts parameters along their memory
-        net = net.to(memory_format=layout_of(net))  # type: ignore[call-overload]
-    trainee = Trainee(net, own)
-    module = fabric.setup_module(trainee)  # before the optimizer: sharding makes new parameters
-    sgd = torch.optim.SGD(
-        [p for p in trainee.parameters() if p.requires_grad],
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.momentum > 0,
-        weight_decay=config.weight_decay,
-        fused=None if sharded else True,  # not for sharded parameters
-    )
-    optimizer = fabric.setup_optimizers(sgd)
-    run.scaler = getattr(fabric._precision, "scaler", None)
-    run.claim(inputs)
-    fabric.barrier()
-    if not run.resume(trainee, sgd, fabric.device):
-        own.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
-
-    run.record_environment()
-    last = config.epochs if until is None else min(config.epochs, until)
-    status = "failed"
-    try:
-        with _interrupts() as interrupted, Display(run, len(loader), len(benchmark.train)) as display:
-            while run.epoch < last:
-                _epoch(run, trainee, module, optimizer, loader, fabric, display, interrupted)
-                accuracy = None if validation is None else _accuracy(trainee, validation, fabric, sharded)
-                _join_sums(run, fabric)
-                line = _line(run, trainee, accuracy, _share_cut(trainee, some))
-                display.epoch(line)
-                fabric.log_dict({key: value for key, value in line.items() if value is not None}, step=run.epoch)
-                run.finish_epoch(trainee, sgd, line)
-                if run.epoch < last and any(_agreed(fabric, interrupted.is_set())):
-                    _stop(run)
-        status = "success"
-    finally:
-        for logger in fabric._loggers:
-            logger.finalize(status)
-    fabric.barrier()
-    return run.folder
-
-
-def layout_of(network: nn.Module) -> torch.memory_format:
-    """Channels last, which is faster; but torch 2.13 on a CPU corrupts memory in it with very narrow convolutions."""
-    narrow = any(isinstance(own, nn.Conv2d) and own.out_channels < 8 for own in network.modules())
-    return torch.contiguous_format if narrow else torch.channels_last
-
-
-def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x: Tensor) -> None:
-    """Say early what would fail late, or train nonsense: labels or outputs that do not fit, a model cut wrongly."""
-    assert benchmark.train is not None
-    classes = len(benchmark.class_names)
-    known = torch.empty(0) if isinstance(benchmark.train, ItemSet) else labels(benchmark.train)  # not to read all items
-    if len(known) and not 0 <= int(known.min()) <= int(known.max()) < classes:
-        raise InputError(
-            f"{benchmark.name}: its training labels run from {int(known.min())} to {int(known.max())}, but must be "
-            f"from 0 to {classes - 1}; leave out what has no class"
-        )
-    if net.classifier.out_features != classes:
-        raise InputError(
-            f"the network has {net.classifier.out_features} outputs, but {benchmark.name} has {classes} classes; build "
-            "it for as many"
-        )
-    if network is None or isinstance(network, Network):
-        return
-    whole = copy.deepcopy(network).cpu()
-    cut = copy.deepcopy(net).cpu()
-    with evaluating(whole, cut):
-        ours, theirs = cut(x[:2]), logits_of(whole(x[:2]))
-    if ours.shape != theirs.shape or not torch.allclose(ours, theirs, rtol=1e-3, atol=1e-4):
-        raise InputError(
-            f"{type(network).__name__}: does more after its last layer, so that its output is not the logits; give a "
-            "model that ends in an nn.Linear, or name it: train(network=spcp.networks.adapt(model, 'name'))"
-        )
+    return fabric
 
 
 def _sharded() -> Any:
-    """Fabric's strategy for PyTorch's FSDP (fully_shard)."""
+    """Return Fabric's strategy for PyTorch's FSDP (fully_shard)."""
     from torch.distributed.fsdp import fully_shard
 
     if "WORLD_SIZE" not in os.environ:
@@ -219,7 +243,7 @@ def _sharded() -> Any:
 
 
 def _epoch(
-    run: Run,
+    state: TrainingState,
     trainee: Trainee,
     module: Any,
     optimizer: Any,
@@ -228,64 +252,64 @@ def _epoch(
     display: Display,
     interrupted: threading.Event,
 ) -> None:
-    """The rest of an epoch. The device is asked for numbers twice a second at most, and at the end."""
-    config, steps = run.config, len(loader)
+    """Train the rest of an epoch. The device is asked for numbers twice a second at most, and at the end."""
+    config, steps = state.config, len(loader)
     total, warmup = config.epochs * steps, config.warmup * steps
     layout = layout_of(trainee.network)
     module.train()
     started = saved = looked = time.perf_counter()
-    for x, y in loader.epoch(run.epoch, run.step):
-        step = run.epoch * steps + run.step
-        run.lr = lr_at(step, total, config, warmup)
+    for x, y in loader.epoch(state.epoch, state.step):
+        step = state.epoch * steps + state.step
+        state.lr = lr_at(step, total, config, warmup)
         for group in optimizer.param_groups:
-            group["lr"] = run.lr
+            group["lr"] = state.lr
         if x.ndim == 4:
             x = x.contiguous(memory_format=layout)
         optimizer.zero_grad()
         try:
             loss, logits = module(x, y, step / total)
-        except (ValueError, LinAlgError) as error:  # the head's word on what is not finite, for example
-            raise run.fail(str(error).split("\n")[0].rstrip(".")) from error
+        except (ValueError, LinAlgError) as error:  # the head rejects what is not finite, for example
+            raise state.fail(str(error).split("\n")[0].rstrip(".")) from error
         fabric.backward(loss)
         optimizer.step()
-        run.add(loss.detach(), logits.detach(), y)
-        run.step += 1
-        now, last = time.perf_counter(), run.step == steps
+        state.add(loss.detach(), logits.detach(), y)
+        state.step += 1
+        now, last = time.perf_counter(), state.step == steps
         due = now - looked >= LOOK or interrupted.is_set()
-        if not (last or (run.step % 50 == 0 if fabric.world_size > 1 else due)):  # several look at the same step
+        if not (last or (state.step % 50 == 0 if fabric.world_size > 1 else due)):  # several look at the same step
             continue
         looked = now
-        if not math.isfinite(float(run.sums[0])):
-            raise run.fail("the loss is not finite")
+        if not math.isfinite(float(state.sums[0])):
+            raise state.fail("the loss is not finite")
         display.step(_threshold(trainee))
         stopping, saving = _agreed(fabric, interrupted.is_set(), now - saved >= config.save_every)
         if (stopping or saving) and not last:
-            run.seconds += now - started
+            state.seconds += now - started
             started = saved = now
-            _join_sums(run, fabric)
-            run.save(trainee, optimizer.optimizer)
+            _join_sums(state, fabric)
+            state.save(trainee, optimizer.optimizer)
             if stopping:
-                _stop(run)
-    run.seconds += time.perf_counter() - started
+                _stop(state)
+    state.seconds += time.perf_counter() - started
 
 
-def _stop(run: Run) -> None:
-    _log.warning("stopped in epoch %d; the same command goes on from here: %s", run.epoch + 1, run.folder)
+def _stop(state: TrainingState) -> None:
+    _log.warning("stopped in epoch %d; the same command goes on from here: %s", state.epoch + 1, state.folder)
     raise KeyboardInterrupt
 
 
 def _agreed(fabric: Any, *flags: bool) -> tuple[bool, ...]:
-    """Whether any process raises a flag, flag by flag."""
+    """Tell whether any process raises a flag, flag by flag."""
     if fabric.world_size == 1:
         return flags
     raised = fabric.all_reduce(torch.tensor(flags, dtype=torch.float32, device=fabric.device), reduce_op="sum")
     return tuple(flag > 0 for flag in raised.tolist())
 
 
-def _join_sums(run: Run, fabric: Any) -> None:
+def _join_sums(state: TrainingState, fabric: Any) -> None:
     """Let the first process hold what all have summed."""
     if fabric.world_size > 1:
-        run.sums = fabric.all_reduce(run.sums, reduce_op="sum") * fabric.is_global_zero
+        state.sums = fabric.all_reduce(state.sums, reduce_op="sum") * fabric.is_global_zero
 
 
 @contextlib.contextmanager
@@ -310,24 +334,24 @@ def _interrupts() -> Iterator[threading.Event]:
 
 @torch.no_grad()
 def _accuracy(trainee: Trainee, validation: Loader, fabric: Any, sharded: bool) -> float:
-    """The accuracy on the validation data, in percent, over all processes.
+    """Return the accuracy on the validation data, over all processes.
 
-    In float32, as the network will be used, whatever the precision of training is; and without the wrapper of data
-    parallelism, which talks to the others in every pass, while some processes have fewer passes to make.
+    It is computed in float32, as the network will be used, whatever the precision of training is; and without the
+    wrapper of data parallelism, which waits for the others in every pass, while some processes make fewer passes.
     """
     trainee.eval()  # validation data must not move a threshold
-    right = torch.zeros((), device=fabric.device)
+    correct = torch.zeros((), device=fabric.device)
     for x, y in validation:
-        right += (trainee(x) == y).sum()
+        correct += (trainee(x) == y).sum()
     trainee.train()
     if not sharded:
-        right = fabric.all_reduce(right, reduce_op="sum")
-    return float(right) / len(validation.data) * 100
+        correct = fabric.all_reduce(correct, reduce_op="sum")
+    return float(correct) / len(validation.data)
 
 
 @torch.no_grad()
-def _share_cut(trainee: Trainee, x: Tensor) -> float | None:
-    """The share of contributions of some samples above the threshold; None where nothing is bounded."""
+def _share_truncated(trainee: Trainee, x: Tensor) -> float | None:
+    """Return the share of contributions of some samples above the threshold; None where nothing is truncated."""
     head = trainee.method.head(trainee.network)
     if not isinstance(head, SPCPLinear):
         return None
@@ -349,9 +373,9 @@ def _threshold(trainee: Trainee) -> float | None:
     return float(head.threshold) if isinstance(head, SPCPLinear) else None
 
 
-def _line(run: Run, trainee: Trainee, accuracy: float | None, cut: float | None) -> dict[str, Any]:
-    """An epoch in numbers."""
-    loss, right, seen = run.sums.tolist() if run.writes else (0.0, 0.0, 1.0)
-    line: dict[str, Any] = {"epoch": run.epoch, "loss": loss / seen, "accuracy": right / seen * 100}
-    line |= {"val_accuracy": accuracy, "lr": run.lr, "seconds": round(run.seconds, 2)}
-    return line if cut is None else line | {"threshold": _threshold(trainee), "cut": cut}
+def _record(state: TrainingState, trainee: Trainee, accuracy: float | None, truncated: float | None) -> dict[str, Any]:
+    """Return an epoch in numbers."""
+    loss, correct, seen = state.sums.tolist() if state.writes else (0.0, 0.0, 1.0)
+    record: dict[str, Any] = {"epoch": state.epoch, "loss": loss / seen, "accuracy": correct / seen}
+    record |= {"val_accuracy": accuracy, "lr": state.lr, "seconds": round(state.seconds, 2)}
+    return record if truncated is None else record | {"threshold": _threshold(trainee), "truncated": truncated}

@@ -1,0 +1,264 @@
+"""A feature bank: what one pass over a data set gives to all scores, in memory or on disk.
+
+On disk it is a folder of shards (safetensors, memory-mapped) under the model's fingerprint and the transform; each
+shard is named by the contents of its samples. So changed weights or data never return old numbers, and data that grows
+only adds shards. An interrupted bank is continued, a damaged shard is detected by its checksum and made again, and two
+processes may build the same one.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from .data import Loader
+from .data.cache import cache_folder, key_of, raw
+from .data.loader import content_key
+from .errors import InputError
+from .files import read_tensors, write_tensors
+from .model import ScoredModel
+from .moments import Moments, merged_moments, percentile
+from .progress import track
+
+_log = logging.getLogger("spcp")
+
+SHARD = 8192  # rows
+
+
+class Part(NamedTuple):
+    """Some rows of a bank."""
+
+    features: Tensor  # (N, D)
+    logits: Tensor  # (N, K)
+    labels: Tensor  # (N,)
+    predictions: Tensor  # (N,)
+
+
+class FeatureBank:
+    """Features, logits, labels and predictions of a data set, in parts: the shards on disk, or one in memory.
+
+    The statistics that scores are fitted with are computed once and kept.
+    """
+
+    def __init__(self, parts: Sequence[Part]) -> None:
+        self._parts = parts
+        self._moments: dict[bool, Moments] = {}
+        self._percentiles: dict[float, float] = {}
+
+    @classmethod
+    def of(
+        cls, features: Tensor, logits: Tensor, labels: Tensor | None = None, predictions: Tensor | None = None
+    ) -> FeatureBank:
+        """Make a bank of features (N, D), logits (N, K), labels (N,; -1 for none) and predictions (N,; the argmax)."""
+        part = Part(
+            features.detach().cpu(),
+            logits.detach().cpu(),
+            torch.full((len(features),), -1) if labels is None else labels.cpu(),
+            (logits.argmax(1) if predictions is None else predictions).cpu(),
+        )
+        if [tensor.ndim for tensor in part] != [2, 2, 1, 1] or len({len(tensor) for tensor in part}) > 1:
+            shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in part._asdict().items())
+            raise InputError(f"{shapes} do not fit together; they must be (N, D), (N, K), (N,) and (N,)")
+        return cls([part])
+
+    def parts(self) -> Iterator[Part]:
+        """Yield parts of up to `SHARD` rows, features and logits in float32."""
+        for part in self._parts:
+            for features, logits, *rest in zip(*(tensor.split(SHARD) for tensor in part), strict=True):
+                yield Part(features.float(), logits.float(), *rest)
+
+    def __len__(self) -> int:
+        return sum(len(part.labels) for part in self._parts)
+
+    @property
+    def num_features(self) -> int:
+        """D."""
+        return self._parts[0].features.shape[1]
+
+    @property
+    def num_classes(self) -> int:
+        """K, the number of logits."""
+        return self._parts[0].logits.shape[1]
+
+    @property
+    def features(self) -> Tensor:
+        """All features, (N, D)."""
+        return torch.cat([part.features for part in self.parts()])
+
+    @property
+    def logits(self) -> Tensor:
+        """All logits, (N, K)."""
+        return torch.cat([part.logits for part in self.parts()])
+
+    @property
+    def labels(self) -> Tensor:
+        """All labels, (N,); -1 for none."""
+        return torch.cat([part.labels for part in self._parts])
+
+    @property
+    def predictions(self) -> Tensor:
+        """All predicted classes, (N,)."""
+        return torch.cat([part.predictions for part in self._parts])
+
+    def accuracy(self) -> float:
+        """Return the share of samples that are classified correctly."""
+        return float((self.predictions == self.labels).double().mean())
+
+    @torch.no_grad()
+    def with_head(self, head: nn.Linear) -> FeatureBank:
+        """Return a bank of the same features with the logits and predictions of another head."""
+        parts = []
+        for part in self._parts:
+            rows = (features.to(head.weight) for features in part.features.split(SHARD))
+            logits = torch.cat([head(features).float().cpu() for features in rows])
+            parts.append(part._replace(logits=logits, predictions=logits.argmax(1)))
+        return FeatureBank(parts)
+
+    def moments(self, correct: bool = False) -> Moments:
+        """Return the moments of the features by label; if `correct`, of correctly classified samples only."""
+        if correct not in self._moments:
+            self._moments[correct] = merged_moments(self._labelled(correct), self.num_classes, self.num_features)
+        return self._moments[correct]
+
+    def _labelled(self, correct: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        for features, logits, labels, _ in self.parts():
+            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
+                raise InputError("some of these samples have no label; scores are fitted on labelled ones")
+            rows = logits.argmax(1) == labels if correct else slice(None)
+            yield features[rows], labels[rows]
+
+    def percentile(self, percent: float) -> float:
+        """Return a percentile of all entries of all features."""
+        if percent not in self._percentiles:
+            self._percentiles[percent] = percentile(lambda: (part.features for part in self.parts()), percent)
+        return self._percentiles[percent]
+
+
+def batches_of(data: Any, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield inputs and labels (-1 for none) of a tensor, of a pair (inputs, labels), or of batches of either."""
+    if isinstance(data, np.ndarray):
+        data = torch.from_numpy(data)
+    whole = isinstance(data, Tensor) or (isinstance(data, tuple) and all(isinstance(item, Tensor) for item in data))
+    for batch in [data] if whole else data:
+        x, *rest = batch if isinstance(batch, tuple | list) else (batch,)
+        if not isinstance(x, Tensor):
+            raise InputError(
+                f"a batch holds a {type(x).__name__}, not a tensor of inputs; give batches (x, y), or x alone"
+            )
+        y = torch.full((len(x),), -1) if not rest else torch.as_tensor(rest[0]).reshape(-1).long().cpu()
+        if len(y) != len(x):
+            raise InputError(f"a batch has {len(x)} inputs and {len(y)} labels; give one label for each")
+        yield from zip(x.split(size), y.split(size), strict=True)
+
+
+@torch.no_grad()
+def extract(model: ScoredModel, data: Any) -> FeatureBank:
+    """Pass a tensor of inputs, or batches (x, y) or x, through a model once, and keep the outputs in memory."""
+    parts = [_part(model, x, y) for x, y in batches_of(data)]
+    if not parts:
+        raise InputError("there are no samples to score; give at least one batch")
+    features, logits, labels, predictions = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    return FeatureBank([Part(features.float(), logits.float(), labels, predictions)])
+
+
+def _part(model: ScoredModel, x: Tensor, y: Tensor) -> Part:
+    features, logits, predictions = model.outputs(x.to(model.device))
+    return Part(features.cpu(), logits.cpu(), y.cpu(), predictions.cpu())
+
+
+@torch.no_grad()
+def build_bank(
+    model: ScoredModel,
+    data: Any,
+    transform: Any = None,
+    *,
+    folder: str | Path | None = None,
+    batch_size: int = 256,
+    dtype: torch.dtype = torch.float32,
+    key: str | None = None,
+) -> FeatureBank:
+    """Return the bank of a data set from disk; compute what is missing there in one pass.
+
+    Args:
+        model: the model whose outputs are kept.
+        data: a set, or anything `spcp.data.as_set` takes.
+        transform: what prepares the samples, such as the benchmark's.
+        folder: where banks are kept; by default in the user's cache folder.
+        batch_size: of the pass.
+        dtype: in which features and logits are stored; `torch.float16` halves the size.
+        key: a name for items whose contents cannot be read from disk; change it when they change. Without one such
+            items are passed through the network each time.
+    """
+    loader = Loader(data, transform, batch_size=batch_size, device=model.device)
+    base = Path(folder).expanduser() if folder is not None else cache_folder()
+    per = max(1, SHARD // batch_size)  # batches in a shard
+    count, size = len(loader.data), per * batch_size
+    ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    names = [key_of(key, rows) if key else content_key(loader.data, transform, rows) for rows in ranges]
+    if base is None or None in names:
+        return extract(model, loader)
+    bank = base / "banks" / key_of("bank", model.fingerprint(), repr(transform), str(dtype))
+    paths = [bank / f"{name}.safetensors" for name in names]
+    shards = [_read_shard(path) for path in paths]
+    missing = [i for i, shard in enumerate(shards) if shard is None]
+    stream: Iterator[Any] = iter(())
+    at = -1
+    for i in track(missing, f"features of {loader.data.name}", len(missing)) if missing else ():
+        if i != at:
+            stream = loader.epoch(0, i * per)
+        at = i + 1
+        parts = [_part(model, x, y) for x, y in itertools.islice(stream, per)]
+        whole = Part(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+        shards[i] = _kept(paths[i], _stored_as(whole, dtype))
+    return FeatureBank([shard for shard in shards if shard is not None])
+
+
+def _stored_as(part: Part, dtype: torch.dtype) -> Part:
+    stored = part._replace(features=part.features.to(dtype), logits=part.logits.to(dtype))
+    for smaller, exact in zip(stored[:2], part[:2], strict=True):
+        if not torch.equal(smaller.isfinite(), exact.isfinite()):
+            raise InputError(f"features or logits are too large for {dtype}; store them in float32 or bfloat16")
+    return stored
+
+
+def _kept(path: Path, part: Part) -> Part:
+    """Return the part from disk, or from memory where it cannot be written: the bank is a convenience."""
+    try:
+        _write_shard(path, part)
+    except OSError as error:
+        _log.warning("%s: cannot be written (%s); kept in memory", path, error.strerror or error)
+        return part
+    return _read_shard(path) or part
+
+
+def _write_shard(path: Path, part: Part) -> None:
+    write_tensors(path, part._asdict(), {"checksum": _checksum(part._asdict())})
+
+
+def _read_shard(path: Path) -> Part | None:
+    """Return a shard, memory-mapped; None where there is none, or a damaged one."""
+    if not path.exists():
+        return None
+    try:
+        tensors, notes = read_tensors(path)
+        if notes["checksum"] == _checksum(tensors):
+            return Part(**tensors)
+    except (InputError, KeyError):
+        pass
+    _log.warning("%s: damaged; made again", path)
+    return None
+
+
+def _checksum(tensors: Mapping[str, Tensor]) -> str:
+    value = 0
+    for name in Part._fields:
+        value = zlib.crc32(raw(tensors[name]), value)
+    return f"{value:08x}"

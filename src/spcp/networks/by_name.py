@@ -1,0 +1,78 @@
+"""Models that a user names: a function that builds one, or an exported program.
+
+To build such a model is to run code. Nothing here is called for a name that only a file holds, see
+`spcp.config.build_network`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import InputError
+from .adapted import adapt, agree, logits_of
+from .base import Network
+from .exported import read_program
+
+
+def is_code(name: str) -> bool:
+    """Tell whether a network's name is "package.module:function" or "model.pt2", and not one of this library's.
+
+    >>> is_code("resnet18"), is_code("mypackage.models:build"), is_code("model.pt2")
+    (False, True, True)
+    """
+    return ":" in name or name.endswith(".pt2")
+
+
+def load_model(name: str, num_classes: int, shape: tuple[int, ...]) -> Network:
+    """Build a model by name, as a network, and try it on random samples.
+
+    Args:
+        name: "package.module:function", which is called with `num_classes` (or `classes`), if it takes that, and else
+            with nothing; or a file that `torch.export.save` wrote, ending in .pt2.
+        num_classes: K.
+        shape: of a prepared sample.
+    """
+    model = read_program(Path(name)) if name.endswith(".pt2") else _built(name, num_classes)
+    batches = [torch.randn(count, *shape) for count in (2, 5)]
+    try:
+        theirs = [logits_of(model, x) for x in batches]
+        network = adapt(model)
+        ours = [logits_of(network, x) for x in batches]
+    except Exception as error:
+        reason = str(error).strip().split("\n")[0] or type(error).__name__
+        raise InputError(
+            f"{name}: cannot be run on samples {shape} ({reason}); it must take batches of them"
+        ) from error
+    if not all(map(agree, ours, theirs)):
+        raise InputError(f"{name}: does more after its last layer; name a model whose output is that of an nn.Linear")
+    return network
+
+
+def _built(name: str, num_classes: int) -> nn.Module:
+    """Call the function of a name."""
+    module, _, function = name.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # last, so that nothing there is mistaken for a library
+    try:
+        build: Any = importlib.import_module(module)
+        for part in function.split("."):
+            build = getattr(build, part)
+        parameters = inspect.signature(build).parameters
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
+        raise InputError(f"{name}: cannot be imported ({error}); name it as package.module:function") from error
+    key = next((key for key in ("num_classes", "classes") if key in parameters), None)
+    try:
+        model = build(**({key: num_classes} if key else {}))
+    except TypeError as error:
+        raise InputError(f"{name}: {error}; write a function that needs `num_classes` or nothing") from error
+    if not isinstance(model, nn.Module):
+        raise InputError(f"{name}: returns a {type(model).__name__}, not a model; name a function that builds one")
+    return model

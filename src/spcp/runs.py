@@ -1,0 +1,235 @@
+"""A run is a folder.
+
+`config.json` (complete: the same command continues or repeats it), `inputs.json` (what the network expects, and what
+its classes are called), `metrics.jsonl` (a line an epoch), `last.safetensors` and `best.safetensors` (by ID
+validation), `environment.json` (versions, device, threads and instruction sets, from which epoch on),
+`state.safetensors` (everything that the next step depends on), and `detector.safetensors`, once it is calibrated.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from .calibration import Detector
+from .config import Config, build_method, build_network
+from .contributions import apply_spcp
+from .data import Benchmark, Inputs, load_benchmark
+from .errors import InputError
+from .files import read_tensors, write_tensors, written
+from .methods import Method
+from .model import ScoredModel
+from .networks import Network, adapt, is_code
+from .networks.adapted import Adapted
+
+GIVEN = {"custom_network", "custom_method"}  # what a config file holds besides the settings
+
+
+@dataclass(frozen=True)
+class Run:
+    """A trained, or adopted, network with all that belongs to it.
+
+    Open one by `Run.open(folder)`; `train` and `adopt` return one too.
+
+    Attributes:
+        folder: where its files are.
+        config: its settings.
+        network: in place of the one that the config names: a model built alike, or the name of the code that builds it.
+        method: in place of the one that the config names.
+    """
+
+    folder: Path
+    config: Config
+    network: nn.Module | str | None = None
+    method: Method | None = None
+
+    @classmethod
+    def open(cls, folder: str | Path, *, network: nn.Module | str | None = None, method: Method | None = None) -> Run:
+        """Open the run in a folder.
+
+        Args:
+            folder: of the run.
+            network: in place of the one that the config names, as `train` was given it. If the config names code
+                ("package.module:function", "model.pt2"), the same name has to be given here, or to `load`: a file
+                alone does not run code.
+            method: in place of the one that the config names, as `train` was given it.
+        """
+        folder = Path(folder).expanduser()
+        settings = {key: value for key, value in read_settings(folder).items() if key not in GIVEN}
+        try:
+            return cls(folder, Config.from_json(settings), network, method)
+        except InputError as error:
+            raise InputError(f"{folder / 'config.json'}: {error}") from error
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """One record an epoch: loss, accuracy, val_accuracy, lr, seconds; with truncation, threshold and truncated."""
+        path = self.folder / "metrics.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    @property
+    def environment(self) -> list[dict[str, Any]]:
+        """What the run was computed with: a record for each change, with the epoch from which on it holds."""
+        path = self.folder / "environment.json"
+        return json.loads(path.read_text()) if path.exists() else []
+
+    @property
+    def inputs(self) -> Inputs:
+        """What the network expects, and what its classes are called."""
+        path = self.folder / "inputs.json"
+        try:
+            return Inputs.from_json(json.loads(path.read_text()))
+        except FileNotFoundError as error:
+            raise InputError(f"{path}: there is no such file; name the folder of a run") from error
+        except ValueError as error:
+            raise InputError(f"{path}: {error}") from error
+
+    @property
+    def detector_path(self) -> Path:
+        """Where the calibrated detector is, once there is one."""
+        return self.folder / "detector.safetensors"
+
+    def benchmark(self) -> Benchmark:
+        """Load the data: as the folder describes it (`benchmark.toml`), or by the name in the settings."""
+        described = self.folder / "benchmark.toml"
+        config = self.config
+        data = load_benchmark(described) if described.exists() else load_benchmark(config.benchmark, config.root)
+        return data.fewer(config.images)
+
+    def load(
+        self,
+        which: str = "last",
+        *,
+        network: nn.Module | str | None = None,
+        method: Method | None = None,
+        truncate: bool = True,
+    ) -> ScoredModel:
+        """Load the network, with its `last` or `best` weights, in evaluation mode; the data is not needed.
+
+        The paper's rule is the last: the threshold is that of the end of training. `network` and `method` are as in
+        `open`; a network that is given stays as it is, and a copy gets the weights. `truncate` is as in `ScoredModel`.
+        """
+        net = self._built(network)
+        method = self.method if method is None else method
+        method = build_method(self.config) if method is None else copy.deepcopy(method)
+        method.prepare(net, max(1, self.config.epochs))
+        path = self.folder / f"{which}.safetensors"
+        if which == "best" and not path.exists() and (self.folder / "last.safetensors").exists():
+            raise InputError(f"{self.folder}: has no best weights, because it had no validation data; take the last")
+        tensors = load_weights(net, path)
+        missing, unknown = method.load_state_dict(within(tensors, "method."), strict=False)
+        if unknown or set(missing) - set(method.transient):
+            raise InputError(f"{path}: its weights belong to another training method; give the one it was trained with")
+        return ScoredModel(net.eval(), method.eval(), classifier="classifier", truncate=truncate)
+
+    def detector(self, *, network: nn.Module | str | None = None) -> Detector:
+        """Load the calibrated detector; neither the data nor other weights are needed. `network` is as in `open`."""
+        if not self.detector_path.exists():
+            raise InputError(f"{self.folder}: holds no calibrated detector; make one: spcp calibrate {self.folder}")
+        return Detector.load(self.detector_path, self._built(network))
+
+    def _built(self, network: nn.Module | str | None) -> Network:
+        """Build the network, as it was before training."""
+        network = self.network if network is None else network
+        if isinstance(network, nn.Module):
+            return adapt(copy.deepcopy(network))
+        if network not in (None, self.config.network):
+            raise InputError(f"{self.folder}: its network is {self.config.network}, not {network}; name that one")
+        return build_network(self.config, self.inputs, code=network)
+
+
+def adopt(
+    name: str,
+    folder: str | Path,
+    benchmark: Benchmark,
+    *,
+    source: str | None = None,
+    weights: str | Path | None = None,
+    root: str | Path | None = None,
+) -> Run:
+    """Make a run of a model that is trained already, so that all that works on runs works on it.
+
+    Args:
+        name: of the network: "package.module:function", "model.pt2", or one of this library's.
+        folder: for the run; a new one.
+        benchmark: the data it was trained for.
+        source: what `load_benchmark` finds it by; by default its name.
+        weights: a safetensors file of its state dict.
+        root: where the benchmark's data is.
+    """
+    folder = Path(folder).expanduser()
+    if (folder / "config.json").exists():
+        raise InputError(f"{folder}: holds a run; choose another folder")
+    start, where = (None if path is None else str(path) for path in (weights, root))
+    config = Config(benchmark=source or benchmark.name, network=name, epochs=0, start=start, root=where)
+    inputs = benchmark.inputs()
+    network = build_network(config, inputs, code=name)
+    if network.num_classes != len(inputs.class_names):
+        raise InputError(
+            f"{name}: has {network.num_classes} outputs, but {benchmark.name} has {len(inputs.class_names)} classes; "
+            "name the data it was trained for"
+        )
+    if weights is not None:
+        load_weights(network, Path(weights).expanduser())
+    write_settings(folder, config.as_json(), inputs)
+    write_tensors(folder / "last.safetensors", network.state_dict())
+    return Run.open(folder, network=name if is_code(name) else None)
+
+
+def load_weights(network: Network, path: Path) -> dict[str, Tensor]:
+    """Put the weights of a file, or of a run's folder, into a network that was built alike; return all its tensors."""
+    path = path / "last.safetensors" if path.is_dir() else path
+    if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
+        raise InputError(
+            f"{path}: is a pickle, which may run code; convert it: safetensors.torch.save_file(torch.load(path, "
+            "weights_only=True), 'weights.safetensors')"
+        )
+    tensors, _ = read_tensors(path)
+    weights = {name: value for name, value in tensors.items() if not name.startswith("method.")}
+    if isinstance(network, Adapted) and not any(name.startswith(("body.", "classifier.")) for name in weights):
+        weights = network.renamed(weights)  # of the model itself, not of a run
+    if "classifier.threshold" in weights and type(network.classifier) is nn.Linear:
+        apply_spcp(network, rho_norm=0.0, classifier="classifier")  # how it truncates is in the file
+    state = network.state_dict()
+    wrong = sorted(weights.keys() ^ state.keys()) or [
+        key for key in state if isinstance(state[key], Tensor) and state[key].shape != weights[key].shape
+    ]
+    wrong = [key for key in wrong if not key.endswith("_extra_state")]
+    if wrong:
+        raise InputError(
+            f"{path}: its weights belong to another network ({wrong[0]} differs); name the network, width and method "
+            "they were trained with"
+        )
+    network.load_state_dict(weights)
+    return tensors
+
+
+def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with a prefix, without it."""
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return what the config file of a run holds: the settings, and what `train` was given in their place."""
+    path = folder / "config.json"
+    try:
+        settings: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file; name the folder of a run") from error
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON ({error}); correct it, or choose another folder") from error
+    return settings
+
+
+def write_settings(folder: Path, settings: Mapping[str, Any], inputs: Inputs) -> None:
+    """Write the files that make a folder a run."""
+    with written(folder / "config.json") as file:
+        file.write((json.dumps(settings, indent=2, sort_keys=True) + "\n").encode())
+    with written(folder / "inputs.json") as file:
+        file.write((json.dumps(inputs.as_json()) + "\n").encode())
