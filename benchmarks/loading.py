@@ -41,8 +41,8 @@ BATCH, CIFAR_AIM, STEP_AIM, FOLDER_AIM = 128, 20.0, 0.02, 1.0
 class PillowCifar(Dataset[tuple[Tensor, int]]):
     """CIFAR-10 as it is usually loaded: an image at a time."""
 
-    def __init__(self, own: data.TensorSet, transform: data.ImageTransform) -> None:
-        self.x, self.y = own.x.permute(0, 2, 3, 1).contiguous().numpy(), own.y.tolist()
+    def __init__(self, images: data.TensorSet, transform: data.ImageTransform) -> None:
+        self.x, self.y = images.x.permute(0, 2, 3, 1).contiguous().numpy(), images.y.tolist()
         self.mean, self.std = (torch.tensor(v).view(3, 1, 1) for v in (transform.mean, transform.std))
 
     def __len__(self) -> int:
@@ -60,8 +60,8 @@ class PillowCifar(Dataset[tuple[Tensor, int]]):
 class PillowFolder(Dataset[tuple[Tensor, int]]):
     """Files as they are usually loaded: decode, transform, to tensor and normalise, an image at a time."""
 
-    def __init__(self, own: data.FileSet, transform: data.ImageTransform, train: bool) -> None:
-        self.paths, self.y = [own.root / path for path in own.paths], own.y.tolist()
+    def __init__(self, files: data.FileSet, transform: data.ImageTransform, train: bool) -> None:
+        self.paths, self.y = [files.root / path for path in files.paths], files.y.tolist()
         self.transform, self.train = transform, train
         self.mean, self.std = (torch.tensor(v).view(3, 1, 1) for v in (transform.mean, transform.std))
 
@@ -96,8 +96,8 @@ def endless(batches: Callable[[], Any]) -> Iterator[Any]:
 
 def rates(loaders: dict[str, Any], batch: int, seconds: float, least: float = 1.0) -> dict[str, float]:
     """Images per second of each contender: the median over turns of `least` seconds."""
-    streams = {name: endless(lambda own=own: iter(own)) for name, own in loaders.items()}  # type: ignore[misc]
-    found: dict[str, list[float]] = {name: [] for name in loaders}
+    streams = {name: endless(lambda loader=loader: iter(loader)) for name, loader in loaders.items()}  # type: ignore[misc]
+    turns: dict[str, list[float]] = {name: [] for name in loaders}
     for stream in streams.values():
         next(stream)
     end = time.perf_counter() + seconds
@@ -109,14 +109,14 @@ def rates(loaders: dict[str, Any], batch: int, seconds: float, least: float = 1.
                 x, _ = next(stream)
                 x.flatten()[::1024].sum()  # of every page: shared memory that nobody looks at has not really come
                 count += batch
-            found[name].append(count / passed)
-    return {name: statistics.median(own) for name, own in found.items()}
+            turns[name].append(count / passed)
+    return {name: statistics.median(measured) for name, measured in turns.items()}
 
 
-def table(title: str, found: dict[str, float]) -> None:
-    ours = next(iter(found.values()))
+def table(title: str, measured: dict[str, float]) -> None:
+    ours = next(iter(measured.values()))
     print(f"\n{title}")
-    for name, rate in found.items():
+    for name, rate in measured.items():
         print(f"  {name:<42}{rate:>12,.0f} images/s{ours / rate:>9.2f}x")
 
 
@@ -139,7 +139,7 @@ def step_of(model: nn.Module, x: Tensor, y: Tensor) -> Callable[[], None]:
 
 
 def write_photographs(folder: Path, count: int) -> None:
-    """JPEGs of ImageNet's usual size, cut out of the photographs that come with scikit-image and scikit-learn."""
+    """Write JPEGs of ImageNet's usual size, crops of the photographs that come with scikit-image and scikit-learn."""
     pictures = [Image.open(file).convert("RGB") for file in photograph_files()]
     rng = random.Random(0)
     for i in range(count):
@@ -163,16 +163,16 @@ def main() -> None:
     missed = []
     print(machine())
 
-    own, what = cifar(arguments.root)
+    images, what = cifar(arguments.root)
     transform = data.BENCHMARKS["cifar10"].transform
-    pillow = PillowCifar(own, transform)
-    contenders = {"spcp.data.Loader": data.Loader(own, transform, batch_size=BATCH, train=True)}
+    pillow = PillowCifar(images, transform)
+    contenders = {"spcp.data.Loader": data.Loader(images, transform, batch_size=BATCH, train=True)}
     for workers in (0, 2):
         usual: Any = DataLoader(pillow, BATCH, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
         contenders[f"DataLoader, Pillow, {workers} workers"] = usual
-    found = rates(contenders, BATCH, arguments.seconds)
-    table(f"Augmented batches of {BATCH}, {what}:", found)
-    ours, *others = found.values()
+    measured = rates(contenders, BATCH, arguments.seconds)
+    table(f"Augmented batches of {BATCH}, {what}:", measured)
+    ours, *others = measured.values()
     if ours < CIFAR_AIM * max(others):
         missed.append(f"CIFAR-10: {ours / max(others):.1f}x, aim {CIFAR_AIM:g}x")
 
@@ -192,7 +192,7 @@ def main() -> None:
         files = data.read_folder(folder)
         for train in (True, False):
             usual = DataLoader(PillowFolder(files, large, train), 32, shuffle=train, num_workers=2)
-            found = rates(
+            measured = rates(
                 {"spcp.data.Loader, 2 workers": data.Loader(files, large, batch_size=32, train=train, workers=2)}
                 | {"DataLoader, Pillow, 2 workers": usual},
                 32,
@@ -200,8 +200,8 @@ def main() -> None:
                 least=5.0,
             )
             title = "random resized crop and flip" if train else "test transform"
-            table(f"JPEGs of 500 x 375 at 224 pixels, {title}:", found)
-            ours, theirs = found.values()
+            table(f"JPEGs of 500 x 375 at 224 pixels, {title}:", measured)
+            ours, theirs = measured.values()
             if ours < FOLDER_AIM * theirs:
                 missed.append(f"folder, {title}: {ours / theirs:.2f}x, aim {FOLDER_AIM:g}x")
     finish(missed, arguments.check)

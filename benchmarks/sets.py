@@ -2,7 +2,7 @@
 
     python benchmarks/sets.py ROOT [--check]
 
-ROOT holds official files as they unpack; what is not there is left out. Sets that are known to be distributed in part
+ROOT holds official files as they unpack; what is not there is left out. Sets that are often distributed in part
 (SVHN's test set, Textures) are checked for what holds of any part.
 """
 
@@ -21,9 +21,9 @@ from spcp import data
 MNIST_TEST = [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
 
 
-def even(each: int, classes: int) -> Callable[[dict[str, int]], bool]:
-    """So many of each class."""
-    return lambda found: len(found) == classes and set(found.values()) == {each}
+def even(each: int, num_classes: int) -> Callable[[dict[str, int]], bool]:
+    """Return a check for so many of each class."""
+    return lambda counts: len(counts) == num_classes and set(counts.values()) == {each}
 
 
 # Folder: how it is read, how many there are at most, and what the labels must look like.
@@ -33,24 +33,28 @@ SETS: dict[str, tuple[Callable[[Path], data.DataSet], int, Callable[[dict[str, i
     "cifar-100-binary train": (lambda p: data.read_cifar(p, "train"), 50_000, even(500, 100)),
     "cifar-100-binary test": (lambda p: data.read_cifar(p, "test"), 10_000, even(100, 100)),
     "tiny-imagenet-200 test": (lambda p: data.read_tin(p, "test"), 10_000, even(50, 200)),
-    "MNIST/raw test": (lambda p: data.read_mnist(p, "test"), 10_000, lambda found: list(found.values()) == MNIST_TEST),
+    "MNIST/raw test": (
+        lambda p: data.read_mnist(p, "test"),
+        10_000,
+        lambda counts: list(counts.values()) == MNIST_TEST,
+    ),
     "svhn/test_32x32.mat": (
         data.read_svhn,
         26_032,
-        lambda found: len(found) == 10 and max(found, key=found.__getitem__) == "1",
+        lambda counts: len(counts) == 10 and max(counts, key=counts.__getitem__) == "1",
     ),
-    "dtd": (data.read_texture, 5640, lambda found: set(found.values()) == {120}),
-    "places365": (data.read_places365, 36_500, lambda found: len(found) in (1, 365)),
+    "dtd": (data.read_texture, 5640, lambda counts: set(counts.values()) == {120}),
+    "places365": (data.read_places365, 36_500, lambda counts: len(counts) in (1, 365)),
     "free-spoken-digits/recordings": (lambda p: data.read_folder(p, label=r"^(\d)_"), 3000, even(300, 10)),
-    "esc-50/audio": (lambda p: data.read_folder(p, label=r"-(\d+)\.wav$"), 2000, lambda found: len(found) == 50),
+    "esc-50/audio": (lambda p: data.read_folder(p, label=r"-(\d+)\.wav$"), 2000, lambda counts: len(counts) == 50),
 }
 
 
 def spoken_digits(root: Path) -> data.Benchmark:
     """Spoken digits against the sounds of ESC-50, as log-mel spectrograms."""
-    known = data.read_folder(root / "free-spoken-digits/recordings", label=r"^(\d)_")
+    digits = data.read_folder(root / "free-spoken-digits/recordings", label=r"^(\d)_")
     transform = data.AudioTransform(sample_rate=8000, seconds=1.0, mels=40)
-    return data.own_benchmark(known, {"esc-50": root / "esc-50/audio"}, transform=transform, name="spoken digits")
+    return data.make_benchmark(digits, {"esc-50": root / "esc-50/audio"}, transform=transform, name="spoken digits")
 
 
 def main() -> None:
@@ -66,16 +70,16 @@ def main() -> None:
             continue
         start = time.perf_counter()
         try:
-            own = read(path)
+            samples = read(path)
         except data.DataError as error:
             print(f"{name:<32}left out: {error}")
             continue
-        found = data.histogram(own)
-        each = f"{min(found.values())} - {max(found.values())}"
+        counts = data.histogram(samples)
+        each = f"{min(counts.values())} - {max(counts.values())}"
         seconds = time.perf_counter() - start
-        print(f"{name:<32}{len(own):>9}{count:>8}{len(found):>9}{each:>16}{seconds:>9.2f}")
-        if len(own) > count or not right(found):
-            missed.append(f"{name}: {len(own)} samples, {found}")
+        print(f"{name:<32}{len(samples):>9}{count:>8}{len(counts):>9}{each:>16}{seconds:>9.2f}")
+        if len(samples) > count or not right(counts):
+            missed.append(f"{name}: {len(samples)} samples, {counts}")
 
     loaders: dict[str, Callable[[], data.Benchmark]] = {
         "cifar10": lambda: data.load_benchmark("cifar10", arguments.root),
@@ -89,11 +93,11 @@ def main() -> None:
             print(f"\n{name} left out: {error}")
             continue
         print(f"\n{benchmark.summary()}")
-        for role, own in benchmark.sets().items():
-            loader = data.Loader(own, benchmark.transform_of(role), batch_size=512)
+        for role, samples in benchmark.sets().items():
+            loader = data.Loader(samples, benchmark.transform_of(role), batch_size=512)
             seen = [(len(y), float(x.mean()), float(x.std())) for x, y in loader]
-            if sum(n for n, *_ in seen) != len(own):
-                missed.append(f"{name} {role}: {sum(n for n, *_ in seen)} of {len(own)} samples loaded")
+            if sum(n for n, *_ in seen) != len(samples):
+                missed.append(f"{name} {role}: {sum(n for n, *_ in seen)} of {len(samples)} samples loaded")
             if (
                 role == "train"
                 and name.startswith("cifar")

@@ -1,8 +1,8 @@
-"""A million rows through `fit` of the detectors that need moments or percentiles only: does memory stay flat?
+"""A million rows through `fit` of the scores that need moments or percentiles only: does memory stay flat?
 
     python benchmarks/streaming.py [--check] [--rows 1000000] [--size 256]
 
-The rows are made as they are asked for. Peak memory is that of fitting, on top of what there was, for a tenth of the
+The rows are made when they are needed. Peak memory is that of fitting, on top of what there was, for a tenth of the
 rows and for all. Aim: all take at most 32 MB more than a tenth, which a copy of the rows would exceed many times.
 """
 
@@ -19,14 +19,14 @@ from memory import peak
 from timing import finish, machine
 from torch import nn
 
-from spcp import detectors
+from spcp import scores
 from spcp.features import SHARD, Features, Part
 
 K, SLACK = 100, 32.0
 
 
 class Rows(Sequence[Part]):
-    """Parts that are drawn anew each time."""
+    """Parts that are drawn again each time."""
 
     def __init__(self, rows: int, size: int, head: nn.Linear) -> None:
         self.rows, self.size, self.head = rows, size, head
@@ -50,7 +50,7 @@ class Rows(Sequence[Part]):
         return (self[i] for i in range(len(self)))
 
 
-def fitted(kind: type[detectors.Score], rows: int, size: int, head: nn.Linear) -> detectors.Score:
+def fitted(kind: type[scores.Score], rows: int, size: int, head: nn.Linear) -> scores.Score:
     return kind().fit(Features(Rows(rows, size, head)), head)
 
 
@@ -65,19 +65,19 @@ def main() -> None:
     missed = []
     size = arguments.rows * arguments.size * 4 / 1e6
     print(f"{machine()}\n{arguments.rows} rows of {arguments.size} floats, {size:.0f} MB")
-    print(f"{'detector':<22}{'a tenth':>12}{'all':>12}{'seconds':>10}")
-    kinds: list[type[detectors.Score]] = [
-        detectors.Mahalanobis,
-        detectors.RelativeMahalanobis,
-        detectors.DICE,
-        detectors.ITP,
-        detectors.SHE,
-        detectors.FDBD,
-        detectors.NCI,
-        detectors.ViM,
-        detectors.ReAct,
-        detectors.VRA,
-        detectors.KLM,
+    print(f"{'score':<22}{'a tenth':>12}{'all':>12}{'seconds':>10}")
+    kinds: list[type[scores.Score]] = [
+        scores.Mahalanobis,
+        scores.RelativeMahalanobis,
+        scores.DICE,
+        scores.ITP,
+        scores.SHE,
+        scores.FDBD,
+        scores.NCI,
+        scores.ViM,
+        scores.ReAct,
+        scores.VRA,
+        scores.KLM,
     ]
     for kind in kinds:
         memory = []

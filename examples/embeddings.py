@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)  # small batches: threads would wait for each other
     if options.embeddings:
         odd = {Path(path).stem: path for path in options.odd}
-        benchmark = data.own_benchmark(options.embeddings, odd, ood_val="gaussian")
+        benchmark = data.make_benchmark(options.embeddings, odd, ood_val="gaussian")
     else:
         benchmark = embedded_digits(options.pictures)
     linear = train(nn.Linear, benchmark, options.epochs)
@@ -77,7 +77,7 @@ def embedded_digits(count: int) -> data.Benchmark:
         return {name: embed(own)[0] for name, own in sets.items()}
 
     known = {"train": pictures.train, "val": pictures.val, "test": pictures.test}
-    return data.own_benchmark(
+    return data.make_benchmark(
         {part: embed(own) for part, own in known.items() if own is not None},
         group(dict(pictures.far)),
         near=group(dict(pictures.near)),

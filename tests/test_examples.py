@@ -129,7 +129,7 @@ def test_embeddings_of_ones_own(run: Run, tmp_path: Path) -> None:
 
 
 def test_audio(run: Run, tmp_path: Path) -> None:
-    """Tones of six pitches are known, higher ones near, deep ones far."""
+    """Tones of six pitches are in-distribution, higher ones near-OOD, deep ones far-OOD."""
     pytest.importorskip("soundfile", reason="soundfile is not installed: pip install 'spcp[data]'")
     pytest.importorskip("lightning_fabric", reason="lightning-fabric is not installed: pip install 'spcp[train]'")
     rng = np.random.default_rng(0)
@@ -138,6 +138,6 @@ def test_audio(run: Run, tmp_path: Path) -> None:
         write_sound(tmp_path / "tones" / f"{i % 8}_{i}.wav", seconds=rng.uniform(0.2, 0.6), hertz=hertz)
     for i in range(40):
         write_sound(tmp_path / "deep" / f"{i}.wav", seconds=1, hertz=rng.uniform(50, 150))
-    table = run("audio.py", tmp_path / "tones", "--odd", tmp_path / "deep", "--known", "6", "--epochs", "6")
-    check(table, 2, {"near/others", "far/odd"}, accuracy=0.9, slack=0.1)
+    table = run("audio.py", tmp_path / "tones", "--ood", tmp_path / "deep", "--id-classes", "6", "--epochs", "6")
+    check(table, 2, {"near/others", "far/noises"}, accuracy=0.9, slack=0.1)
     assert caught(table, 0, "near/others") > 2 * ALPHA

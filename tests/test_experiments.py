@@ -221,14 +221,15 @@ def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:
     """As `fit_threshold` has it."""
     runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
     row = Row("truncate:infer", head="fitted", benchmark="digits")
-    fitted, plain = runs.evaluation(row, 0), runs.evaluation(dataclasses.replace(row, head="truncating"), 0)
-    assert isinstance(fitted.head, SPCPLinear)
+    fitted, plain = runs.evaluation(row, 0), runs.evaluation(dataclasses.replace(row, head="trained"), 0)
+    head = fitted.model.head
+    assert isinstance(head, SPCPLinear)
     model = torch.nn.Sequential(torch.nn.Linear(64, 10))
-    model.load_state_dict({f"0.{key}": value for key, value in plain.head.state_dict().items()})
+    model.load_state_dict({f"0.{key}": value for key, value in plain.model.head.state_dict().items()})
     SPCPLinear.convert_(model[0], Truncation(runs.rho_norm("digits"), stages="infer"))
-    assert fit_threshold(model, [plain.features("train").h]) == pytest.approx(float(fitted.head.threshold), rel=1e-5)
+    assert fit_threshold(model, [plain.bank("train").features]) == pytest.approx(float(head.threshold), rel=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(fitted.features("test").z, fitted.head(plain.features("test").h))
+        torch.testing.assert_close(fitted.bank("test").logits, head(plain.bank("test").features))
 
 
 def test_rows_have_distinct_names(tmp_path: Path) -> None:

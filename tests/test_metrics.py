@@ -16,45 +16,45 @@ scores = st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5)), mi
 
 
 @given(scores, scores)
-def test_all_measures_equal_scikit_learns(known: list[float], odd: list[float]) -> None:
+def test_all_measures_equal_scikit_learns(id_scores: list[float], ood_scores: list[float]) -> None:
     """With few distinct values, so that ties abound."""
-    found = metrics(known, odd)
-    values = np.array(known + odd)
-    is_id = np.array([1] * len(known) + [0] * len(odd))
-    assert found.auroc == pytest.approx(roc_auc_score(is_id, values), abs=1e-12)
-    for flagged, sign, fpr in ((1 - is_id, -1, found.fpr95), (is_id, 1, found.fpr95_id)):
+    result = metrics(id_scores, ood_scores)
+    values = np.array(id_scores + ood_scores)
+    is_id = np.array([1] * len(id_scores) + [0] * len(ood_scores))
+    assert result.auroc == pytest.approx(roc_auc_score(is_id, values), abs=1e-12)
+    for flagged, sign, fpr in ((1 - is_id, -1, result.fpr95), (is_id, 1, result.fpr95_id)):
         false, true, _ = roc_curve(flagged, sign * values, drop_intermediate=False)
         assert fpr == pytest.approx(false[np.argmax(true >= 0.95)], abs=1e-12)
-    for positive, sign, area in ((is_id, 1, found.aupr_in), (1 - is_id, -1, found.aupr_out)):
+    for positive, sign, area in ((is_id, 1, result.aupr_in), (1 - is_id, -1, result.aupr_out)):
         precision, recall, _ = precision_recall_curve(positive, sign * values)
         assert area == pytest.approx(auc(recall, precision), abs=1e-12)
-    assert (found.n_id, found.n_ood) == (len(known), len(odd))
+    assert (result.n_id, result.n_ood) == (len(id_scores), len(ood_scores))
 
 
 @given(scores, scores)
-def test_all_measures_equal_the_slow_reference(known: list[float], odd: list[float]) -> None:
-    found = metrics(known, odd)
-    a, b = np.array(known), np.array(odd)
+def test_all_measures_equal_the_slow_reference(id_scores: list[float], ood_scores: list[float]) -> None:
+    result = metrics(id_scores, ood_scores)
+    a, b = np.array(id_scores), np.array(ood_scores)
     for name in ("auroc", "fpr95", "fpr95_id", "aupr_in", "aupr_out"):
-        assert getattr(found, name) == pytest.approx(getattr(slow, name)(a, b), abs=1e-12), name
+        assert getattr(result, name) == pytest.approx(getattr(slow, name)(a, b), abs=1e-12), name
     if min(len(a), len(b)) > 1:
         _, variance = auroc_and_variance(Counts.of(a, b))
         assert variance == pytest.approx(slow.delong_variance(a, b), abs=1e-12)
 
 
 def test_all_ties() -> None:
-    found = metrics(np.zeros(30), np.zeros(20))
-    assert (found.auroc, found.fpr95, found.fpr95_id) == (0.5, 1.0, 1.0)
+    result = metrics(np.zeros(30), np.zeros(20))
+    assert (result.auroc, result.fpr95, result.fpr95_id) == (0.5, 1.0, 1.0)
 
 
 def test_large_samples_equal_scikit_learns() -> None:
     rng = np.random.default_rng(0)
-    known, odd = rng.normal(1, 1, 60_000).round(3), rng.normal(0, 1, 40_000).round(3)
-    found = metrics(known, odd)
+    id_scores, ood_scores = rng.normal(1, 1, 60_000).round(3), rng.normal(0, 1, 40_000).round(3)
+    result = metrics(id_scores, ood_scores)
     is_id = np.repeat([1, 0], [60_000, 40_000])
-    assert found.auroc == pytest.approx(roc_auc_score(is_id, np.concatenate([known, odd])), abs=1e-12)
-    precision, recall, _ = precision_recall_curve(is_id, np.concatenate([known, odd]))
-    assert found.aupr_in == pytest.approx(auc(recall, precision), abs=1e-12)
+    assert result.auroc == pytest.approx(roc_auc_score(is_id, np.concatenate([id_scores, ood_scores])), abs=1e-12)
+    precision, recall, _ = precision_recall_curve(is_id, np.concatenate([id_scores, ood_scores]))
+    assert result.aupr_in == pytest.approx(auc(recall, precision), abs=1e-12)
 
 
 def test_intervals_cover() -> None:
@@ -63,10 +63,10 @@ def test_intervals_cover() -> None:
     truth = metrics(rng.normal(1, 1, 400_000), rng.normal(0, 1, 400_000))
     hits = np.zeros(2)
     for _ in range(400):
-        found = metrics(rng.normal(1, 1, 300), rng.normal(0, 1, 300), confidence=0.9, resamples=300)
+        result = metrics(rng.normal(1, 1, 300), rng.normal(0, 1, 300), confidence=0.9, resamples=300)
         hits += (
-            found.auroc_interval[0] <= truth.auroc <= found.auroc_interval[1],
-            (found.fpr95_interval[0] <= truth.fpr95 <= found.fpr95_interval[1]),
+            result.auroc_interval[0] <= truth.auroc <= result.auroc_interval[1],
+            (result.fpr95_interval[0] <= truth.fpr95 <= result.fpr95_interval[1]),
         )
     assert (hits / 400 > 0.85).all()
     assert (hits / 400 < 0.95).all()
@@ -77,8 +77,8 @@ def test_intervals_cover_near_the_end_of_the_scale() -> None:
     rng = np.random.default_rng(0)
     gap = 2.06 * 2**0.5
     truth = metrics(rng.normal(gap, 1, 400_000), rng.normal(0, 1, 400_000)).auroc
-    found = [metrics(rng.normal(gap, 1, 40), rng.normal(0, 1, 40), resamples=1).auroc_interval for _ in range(1000)]
-    covered = np.mean([low <= truth <= high for low, high in found])
+    result = [metrics(rng.normal(gap, 1, 40), rng.normal(0, 1, 40), resamples=1).auroc_interval for _ in range(1000)]
+    covered = np.mean([low <= truth <= high for low, high in result])
     assert 0.93 < covered < 0.985
     low, high = metrics([3.0, 4.0], [1.0, 2.0]).auroc_interval
     assert low < 0.5
@@ -89,33 +89,33 @@ def test_intervals_cover_near_the_end_of_the_scale() -> None:
 def test_the_bootstrap_is_a_bootstrap() -> None:
     """The same distribution as that of resampled scores."""
     rng = np.random.default_rng(0)
-    known, odd = rng.normal(1, 1, 50).round(1), rng.normal(0, 1, 40).round(1)
-    low, high = metrics(known, odd, resamples=20_000).fpr95_interval
-    drawn = [slow.fpr95(rng.choice(known, 50), rng.choice(odd, 40)) for _ in range(4000)]
+    id_scores, ood_scores = rng.normal(1, 1, 50).round(1), rng.normal(0, 1, 40).round(1)
+    low, high = metrics(id_scores, ood_scores, resamples=20_000).fpr95_interval
+    drawn = [slow.fpr95(rng.choice(id_scores, 50), rng.choice(ood_scores, 40)) for _ in range(4000)]
     assert low == pytest.approx(np.quantile(drawn, 0.025), abs=0.021)
     assert high == pytest.approx(np.quantile(drawn, 0.975), abs=0.021)
 
 
 def test_the_paired_test_keeps_its_level_and_finds_differences() -> None:
     rng = np.random.default_rng(0)
-    rejected, found = 0, 0
+    rejected, detected = 0, 0
     for _ in range(400):
         parts = [rng.normal(1, 1, 100), rng.normal(0, 1, 100)]
-        twins = [[own + rng.normal(0, 0.7, 100) for own in parts] for _ in range(2)]
+        twins = [[part + rng.normal(0, 0.7, 100) for part in parts] for _ in range(2)]
         rejected += compare(*twins[0], *twins[1]).p_value < 0.1
         better = compare(*parts, *twins[0])
-        found += better.p_value < 0.1 and better.difference > 0
+        detected += better.p_value < 0.1 and better.difference > 0
     assert 20 <= rejected <= 62  # 40 of 400 expected
-    assert found > 180
+    assert detected > 180
 
 
 def test_the_paired_test_by_hand() -> None:
-    found = compare([1.0, 2.0, 3.0], [0.0, 1.5], [3.0, 2.0, 1.0], [2.5, 0.0])
+    result = compare([1.0, 2.0, 3.0], [0.0, 1.5], [3.0, 2.0, 1.0], [2.5, 0.0])
     first = np.array([0.5, 1, 1]), np.array([1, 2 / 3])
     second = np.array([1, 0.5, 0.5]), np.array([1 / 3, 1])
     variance = np.var(first[0] - second[0], ddof=1) / 3 + np.var(first[1] - second[1], ddof=1) / 2
-    assert found.difference == pytest.approx(first[0].mean() - second[0].mean())
-    assert found.interval[1] - found.interval[0] == pytest.approx(2 * 1.959964 * variance**0.5, rel=1e-6)
+    assert result.difference == pytest.approx(first[0].mean() - second[0].mean())
+    assert result.interval[1] - result.interval[0] == pytest.approx(2 * 1.959964 * variance**0.5, rel=1e-6)
     same = compare([1.0, 2.0], [0.0, 1.5], [1.0, 2.0], [0.0, 1.5])
     assert (same.difference, same.p_value) == (0.0, 1.0)
 
@@ -134,8 +134,8 @@ def test_bad_scores() -> None:
 def slow_compare_means(first: list[Any], second: list[Any]) -> tuple[float, float]:
     """Mean AUROC over runs and sets, first less second, and its variance by DeLong's structural components."""
 
-    def wins(known: np.ndarray, odd: np.ndarray) -> np.ndarray:  # (n, m)
-        return (known[:, None] > odd[None, :]) + 0.5 * (known[:, None] == odd[None, :])
+    def wins(id_scores: np.ndarray, ood_scores: np.ndarray) -> np.ndarray:  # (n, m)
+        return (id_scores[:, None] > ood_scores[None, :]) + 0.5 * (id_scores[:, None] == ood_scores[None, :])
 
     sets = len(first[0][1])
     kernels = [
@@ -144,10 +144,10 @@ def slow_compare_means(first: list[Any], second: list[Any]) -> tuple[float, floa
         )
         for s in range(sets)
     ]
-    difference = float(np.mean([own.mean() for own in kernels]))
-    by_id = np.mean([own.mean(1) for own in kernels], 0)
+    difference = float(np.mean([kernel.mean() for kernel in kernels]))
+    by_id = np.mean([kernel.mean(1) for kernel in kernels], 0)
     variance = by_id.var(ddof=1) / len(by_id)
-    variance += sum(own.mean(0).var(ddof=1) / own.shape[1] for own in kernels) / sets**2
+    variance += sum(kernel.mean(0).var(ddof=1) / kernel.shape[1] for kernel in kernels) / sets**2
     return difference, float(variance)
 
 
@@ -161,16 +161,16 @@ def test_means_over_runs_and_sets_compare_as_the_formula_says() -> None:
         ]
 
     first, second = runs(1.0), runs(0.4)
-    found = compare_means(first, second)
+    result = compare_means(first, second)
     difference, variance = slow_compare_means(first, second)
-    assert found.difference == pytest.approx(difference)
-    assert found.interval[1] - found.difference == pytest.approx(1.959964 * np.sqrt(variance), rel=1e-5)
+    assert result.difference == pytest.approx(difference)
+    assert result.interval[1] - result.difference == pytest.approx(1.959964 * np.sqrt(variance), rel=1e-5)
     alone = compare_means(first[:1], second[:1])
-    (known, (odd, _)), (other_known, (other_odd, _)) = first[0], second[0]
-    single = compare_means([(known, [odd])], [(other_known, [other_odd])])
-    assert single == compare(known, odd, other_known, other_odd)
+    (id_scores, (ood_scores, _)), (other_id, (other_ood, _)) = first[0], second[0]
+    single = compare_means([(id_scores, [ood_scores])], [(other_id, [other_ood])])
+    assert single == compare(id_scores, ood_scores, other_id, other_ood)
     assert alone != single
     with pytest.raises(InputError, match="cannot be paired"):
         compare_means(first, second[:2])
     with pytest.raises(InputError, match="cannot be paired"):
-        compare_means([(known, [odd])], [(other_known[:-1], [other_odd])])
+        compare_means([(id_scores, [ood_scores])], [(other_id[:-1], [other_ood])])

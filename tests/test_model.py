@@ -61,11 +61,14 @@ def trained() -> Counting:
 @pytest.mark.parametrize("truncate", [True, False])
 def test_outputs_are_those_of_evaluation_mode(truncate: bool) -> None:
     network, x = trained(), torch.randn(8, 1, 8, 8)
+    state = {name: value.clone() for name, value in network.state_dict().items()}
     model = ScoredModel(network, truncate=truncate)
     with torch.no_grad():
         outputs = model.outputs(x)
     assert network.training
     assert isinstance(network.fc, SPCPLinear)
+    assert network.state_dict().keys() == state.keys()
+    assert all(torch.equal(value, state[name]) for name, value in network.state_dict().items())
     with evaluating(network):
         features = network.body(x)
         plain = nn.functional.linear(features, network.fc.weight, network.fc.bias)

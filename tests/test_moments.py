@@ -28,17 +28,17 @@ def test_moments_in_parts_are_those_of_all_rows(offset: float, cuts: tuple[int, 
     """A class (5 of 6) without rows included."""
     h, y = rows(0, offset=offset)
     parts = zip(h.tensor_split(cuts), y.tensor_split(cuts), strict=True)
-    found = merged_moments(parts, 6, 5)
+    result = merged_moments(parts, 6, 5)
     means, squares, scatter = slow(h.double().numpy(), y.numpy(), 6)
-    np.testing.assert_array_equal(found.count, np.bincount(y, minlength=6))
-    np.testing.assert_allclose(found.mean, means, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(found.squares, squares, rtol=1e-4, atol=1e-3)
-    np.testing.assert_allclose(found.scatter, scatter, rtol=1e-4, atol=2e-2)
+    np.testing.assert_array_equal(result.count, np.bincount(y, minlength=6))
+    np.testing.assert_allclose(result.mean, means, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(result.squares, squares, rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(result.scatter, scatter, rtol=1e-4, atol=2e-2)
     whole = h.double().numpy()
-    np.testing.assert_allclose(found.whole_mean, whole.mean(0), rtol=1e-6)
-    around = found.scatter_around(torch.full((5,), 2.0, dtype=torch.float64)).numpy()
+    np.testing.assert_allclose(result.whole_mean, whole.mean(0), rtol=1e-6)
+    around = result.scatter_around(torch.full((5,), 2.0, dtype=torch.float64)).numpy()
     np.testing.assert_allclose(around, (whole - 2).T @ (whole - 2), rtol=1e-4, atol=2e-2)
-    np.testing.assert_allclose(found.covariance(), found.scatter / 200)
+    np.testing.assert_allclose(result.covariance(), result.scatter / 200)
 
 
 def test_merging_is_symmetric_and_knows_nothing() -> None:

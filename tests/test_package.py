@@ -158,8 +158,9 @@ GUIDES = ("index", "getting-started", "method", "decide", "own-data", "own-model
 @pytest.mark.usefixtures("at_hand", "quick")
 @pytest.mark.parametrize("name", GUIDES)
 def test_the_code_of_the_other_pages_runs(name: str) -> None:
-    from spcp import training
     from spcp.decision import calibrate_run
+
+    from spcp import training
 
     if name == "decide":
         calibrate_run(training.train(training.config_for("digits", "spcp"), "runs/digits-spcp-0"))

@@ -498,7 +498,7 @@ def test_less_augmentation(augment: str, views: int) -> None:
     """Images come as they are, or mirrored; never shifted."""
     x = torch.randint(256, (2, 3, 8, 8), dtype=torch.uint8)
     images = data.as_set((x, torch.tensor([0, 1])))
-    benchmark = data.own_benchmark({"train": images, "test": images})
+    benchmark = data.make_benchmark({"train": images, "test": images})
     loader = augmented(benchmark, augment).loader("train", batch_size=2, train=True)
     seen = [image for epoch in range(20) for x, _ in loader.epoch(epoch, 0) for image in x]
     plain = next(iter(benchmark.loader("test", batch_size=2)))[0]

@@ -12,8 +12,6 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from . import data as data
-    from .calibration import Detection as Detection
-    from .calibration import Detector as Detector
     from .config import Config as Config
     from .config import config_for as config_for
     from .contributions import Explanation as Explanation
@@ -30,7 +28,10 @@ if TYPE_CHECKING:
     from .contributions import fit_threshold as fit_threshold
     from .contributions import remove_spcp as remove_spcp
     from .contributions import sparsity as sparsity
+    from .detector import Detection as Detection
+    from .detector import Detector as Detector
     from .evaluation import evaluate as evaluate
+    from .model import ScoredModel as ScoredModel
     from .runs import Run as Run
     from .runs import adopt as adopt
     from .training import train as train
@@ -41,8 +42,9 @@ _METHOD = (
     *("contribution_quantile", "explain", "find_classifier", "fit_threshold", "remove_spcp", "sparsity", "Truncation"),
 )
 _HOME = dict.fromkeys(_METHOD, "contributions") | {
-    "Detection": "calibration",
-    "Detector": "calibration",
+    "Detection": "detector",
+    "Detector": "detector",
+    "ScoredModel": "model",
     "evaluate": "evaluation",
     "Config": "config",
     "config_for": "config",
@@ -52,8 +54,8 @@ _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "tune": "tuning",
 }
 _MODULES = (
-    *("calibration", "contributions", "data", "decision", "evaluation", "experiments", "features"),
-    *("config", "metrics", "methods", "networks", "runs", "scores", "report", "training", "tuning"),
+    *("bank", "calibration", "config", "conformal", "contributions", "data", "detect_files", "detector", "evaluation"),
+    *("experiments", "metrics", "methods", "model", "networks", "scores", "report", "runs", "training", "tuning"),
 )
 
 __all__ = ["__version__", "data", *_HOME]

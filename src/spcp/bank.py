@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from .data import Loader
 from .data.cache import cache_folder, key_of, raw
-from .data.loader import content_key
+from .data.prepared import content_key
 from .errors import InputError
 from .files import read_tensors, write_tensors
 from .model import ScoredModel

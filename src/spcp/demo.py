@@ -11,9 +11,9 @@ from pathlib import Path
 
 import torch
 
+from .calibration import calibrate_run
 from .config import config_for
 from .data import load_benchmark
-from .decision import calibrate_run
 from .report import report
 from .training import train
 from .tuning import run_folder, tune, with_rho_norm
@@ -60,7 +60,7 @@ def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], log: Cal
         benchmark=benchmark,
         banks=folder / "banks",
     )
-    detector, _ = calibrate_run(trained[-1].folder, benchmark=benchmark)
+    detector, _ = calibrate_run(trained[-1], benchmark=benchmark)
     log(f"calibrate: a detector that flags at most {detector.alpha:.0%} of digits is in {trained[-1].folder}")
     log(f"report: {page}")
     return page

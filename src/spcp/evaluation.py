@@ -1,44 +1,42 @@
-"""Every detector on every set of a benchmark, after one pass over each; and the search for hyperparameters."""
+"""Every score on every set of a benchmark, after one pass over each; and the search for hyperparameters."""
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
-from .calibration import build_score
-from .contributions import effective_threshold, find_classifier
+from .bank import FeatureBank, build_bank
 from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare
-from .errors import InputError
-from .features import Features, build_bank, device_of, model_key, outputs_of
+from .errors import InputError, need
 from .files import written
 from .methods import Method
-from .metrics import mean_and_deviation, metrics
-from .networks.base import evaluating
+from .metrics import Interval, mean_and_deviation, metrics
+from .model import ScoredModel
 from .progress import track
 from .runs import Run
-from .scores import SCORES, Score, plain_head
-from .scores.base import check_options
+from .scores import SCORES, Score, build_score
+from .tables import to_csv, to_json, to_latex, to_markdown
 
-# What a detector is called when nothing is said; ODIN is not among them: it runs the network again.
-USUAL = tuple(name for name in SCORES if name not in ("odin", "mos"))
+if TYPE_CHECKING:
+    import pandas
+
+# What is evaluated by default; ODIN is not among them, because it runs the network again.
+DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos"))
 NOISE = "ood_val/noise"
-ITP = {  # its paper's settings, by benchmark
+ITP_OPTIONS = {  # of its paper, by benchmark
     "cifar10": {"p": 10, "l": 2.2},
     "cifar100": {"p": 20, "l": 1.6},
     "imagenet200": {"p": 30, "l": 1.5},
     "imagenet": {"p": 30, "l": 1.5},
 }
-MEASURES = ("fpr95", "auroc", "aupr_in", "aupr_out", "fpr95_id")
 NAMES = {"fpr95": "FPR95", "auroc": "AUROC", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out", "fpr95_id": "FPR95-id"}
+MEASURES = tuple(NAMES)
 CONVENTION = (
     "Percent. FPR95 is OpenOOD's: the share of ID that is flagged when 95 % of OOD is; FPR95-id the share of OOD that "
     "is accepted when 95 % of ID is."
@@ -46,82 +44,96 @@ CONVENTION = (
 
 
 @dataclass(frozen=True)
+class Result:
+    """A score on one OOD set, or the unweighted mean over a group of them; all shares are in [0, 1]."""
+
+    score: str
+    options: Mapping[str, Any]
+    group: str  # "near" or "far"
+    dataset: str  # the name of the set, or "mean"
+    fpr95: float
+    auroc: float
+    aupr_in: float
+    aupr_out: float
+    fpr95_id: float
+    accuracy: float  # on the ID test set
+    auroc_interval: Interval | None = None  # of a single set
+    fpr95_interval: Interval | None = None
+    n_id: int | None = None
+    n_ood: int | None = None
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields by name, with the ends of intervals as `auroc_low`, `auroc_high` and so on."""
+        record = asdict(self)
+        for measure in ("auroc", "fpr95"):
+            low_high = record.pop(f"{measure}_interval") or (None, None)
+            record |= dict(zip((f"{measure}_low", f"{measure}_high"), low_high, strict=True))
+        return record
+
+
+@dataclass(frozen=True)
 class Table:
-    """Results, one row for each detector and set; near and far are the unweighted means over their sets.
+    """Results of all scores on all sets."""
 
-    Rows have: detector, options, group ("near", "far", ...), set ("cifar100", ..., or "mean"), the measures in percent,
-    intervals (`auroc_low`, `auroc_high`, ...), accuracy, n_id, n_ood.
-    """
+    rows: tuple[Result, ...]
+    scores: Mapping[tuple[str, str], Tensor]  # by score and role: for paired tests and figures
 
-    rows: tuple[Mapping[str, Any], ...]
-    scores: Mapping[tuple[str, str], Tensor]  # by detector and role: for paired tests and figures
-
-    def get(self, detector: str, group: str, name: str = "mean") -> Mapping[str, Any]:
-        """One row.
-
-        >>> Table(({"detector": "msp", "group": "far", "set": "mean", "auroc": 90.0},), {}).get("msp", "far")["auroc"]
-        90.0
-        """
+    def get(self, score: str, group: str, dataset: str = "mean") -> Result:
+        """Return the result of a score on a set, or the mean over its group."""
         for row in self.rows:
-            if (row["detector"], row["group"], row["set"]) == (detector, group, name):
+            if (row.score, row.group, row.dataset) == (score, group, dataset):
                 return row
-        raise InputError(f"the table has no row for {detector} on {group}/{name}")
+        raise InputError(f"the table has no row for {score} on {group}/{dataset}")
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return the rows as dictionaries."""
+        return [row.as_record() for row in self.rows]
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """Return the rows as a data frame."""
+        return need("pandas", "pandas").DataFrame(self.records())
 
     def csv(self) -> str:
-        """All rows."""
-        file = io.StringIO()
-        keys = list(dict.fromkeys(key for row in self.rows for key in row))
-        writer = csv.DictWriter(file, keys, lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(
-            {key: json.dumps(v) if isinstance(v, dict) else v for key, v in row.items()} for row in self.rows
-        )
-        return file.getvalue()
+        """Write all rows, with shares in [0, 1]."""
+        return to_csv(self.records())
 
     def json(self) -> str:
-        """All rows."""
-        return json.dumps(list(self.rows), indent=1) + "\n"
+        """Write all rows, with shares in [0, 1]."""
+        return to_json(self.records())
 
     def markdown(self, measures: Sequence[str] = ("fpr95", "auroc")) -> str:
-        """A line for each detector: `FPR95 / AUROC` on every set and group, the best in bold."""
-        header, lines = self._cells(measures, "**{}**")
-        rule = ["---"] * len(header)
-        table = "\n".join("| " + " | ".join(own) + " |" for own in (header, rule, *lines))
-        return f"{table}\n\n{CONVENTION} ID accuracy {self.rows[0]['accuracy']:.2f} %.\n"
+        """Write a line for each score: `FPR95 / AUROC` on every set and group in percent, the best in bold."""
+        table = to_markdown(*self._cells(measures, "**{}**"))
+        return f"{table}\n{CONVENTION} ID accuracy {100 * self.rows[0].accuracy:.2f} %.\n"
 
     def latex(self, measures: Sequence[str] = ("fpr95", "auroc")) -> str:
-        """The same, as a tabular."""
-        header, lines = self._cells(measures, "\\textbf{{{}}}")
-        body = [" & ".join(own).replace("_", "\\_").replace("%", "\\%") + " \\\\" for own in (header, *lines)]
-        columns = "l" + "c" * (len(header) - 1)
-        text = [f"% {CONVENTION}", f"\\begin{{tabular}}{{{columns}}}", "\\hline", body[0], "\\hline", *body[1:]]
-        return "\n".join([*text, "\\hline", "\\end{tabular}", ""])
+        """Write the same as a tabular."""
+        return to_latex(*self._cells(measures, "\\textbf{{{}}}"), comment=CONVENTION)
 
     def _cells(self, measures: Sequence[str], bold: str) -> tuple[list[str], list[list[str]]]:
-        columns = list(dict.fromkeys((row["group"], row["set"]) for row in self.rows))
-        names = list(dict.fromkeys(row["detector"] for row in self.rows))
-        where = {(row["detector"], row["group"], row["set"]): row for row in self.rows}
-        title = " / ".join(NAMES[measure] for measure in measures)
-        header = [f"detector ({title})"]
-        header += [f"{group} mean" if name == "mean" else name for group, name in columns]
-        lines = [[name] for name in names]
+        """Return the header and the lines of a table for people."""
+        columns = list(dict.fromkeys((row.group, row.dataset) for row in self.rows))
+        results = {(row.score, row.group, row.dataset): row for row in self.rows}
+        lines = {row.score: [row.score] for row in self.rows}
         for column in columns:
-            shown = []
-            for name in names:
-                row = where.get((name, *column), {})
-                shown.append([f"{row[measure]:.2f}" if measure in row else "" for measure in measures])
-            for i, measure in enumerate(measures):
-                known = [float(own[i]) for own in shown if own[i]]
-                best = (max if "au" in measure else min)(known, default=None)
-                for own in shown:
-                    if own[i] and float(own[i]) == best:
-                        own[i] = bold.format(own[i])
-            for line, own in zip(lines, shown, strict=True):
-                line.append(" / ".join(own))
-        return header, lines
+            there = {name: results[name, *column] for name in lines if (name, *column) in results}
+            best = {
+                measure: (max if "au" in measure else min)(f"{getattr(row, measure):.4f}" for row in there.values())
+                for measure in measures
+            }
+            for name, line in lines.items():
+                texts = []
+                for measure in measures if name in there else ():
+                    value = getattr(there[name], measure)
+                    text = f"{100 * value:.2f}"
+                    texts.append(bold.format(text) if f"{value:.4f}" == best[measure] else text)
+                line.append(" / ".join(texts))
+        title = " / ".join(NAMES[measure] for measure in measures)
+        sets = [f"{group} mean" if dataset == "mean" else dataset for group, dataset in columns]
+        return [f"score ({title})", *sets], list(lines.values())
 
     def save(self, path: str | Path) -> Path:
-        """As .csv, .json, .md or .tex, by the ending."""
+        """Write the table as .csv, .json, .md or .tex, by the ending of the path."""
         path = Path(path).expanduser()
         forms: dict[str, Callable[[], str]] = {
             ".csv": self.csv,
@@ -137,255 +149,228 @@ class Table:
 
 
 class Evaluation:
-    """A network on a benchmark: one bank for each set, made when it is first asked for."""
+    """A model on a benchmark: one feature bank for each set, made when it is first needed.
+
+    Args:
+        model: a run, whose last weights are loaded; a `ScoredModel`; or any classifier.
+        benchmark: the data, or its name; by default that of the run.
+        truncate: False scores a run or a classifier as if its SPCP heads were plain linear layers.
+        folder: where banks are kept; by default in the user's cache folder.
+        batch_size: of the pass.
+    """
 
     def __init__(
         self,
-        model: nn.Module | str | Path,
+        model: ScoredModel | Run | nn.Module,
         benchmark: Benchmark | str | None = None,
         *,
-        method: Method | None = None,
-        head: str | nn.Linear = "truncating",
-        classifier: str | None = None,
-        which: str = "last",
-        network: nn.Module | None = None,
+        truncate: bool = True,
         folder: str | Path | None = None,
         batch_size: int = 256,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            run = model if isinstance(model, Run) else Run.open(model)
-            config = run.config
-            if isinstance(benchmark, str):
-                benchmark = load_benchmark(benchmark, config.root)
-            benchmark = (benchmark or run.benchmark()).fewer(config.images)  # what it was trained on
-            takes, gives = run.inputs.shape, benchmark.inputs().shape
-            if takes != gives and network is None:
+        root = model.config.root if isinstance(model, Run) else None
+        data = load_benchmark(benchmark, root) if isinstance(benchmark, str) else benchmark
+        if isinstance(model, Run):
+            data = model.benchmark() if data is None else data.fewer(model.config.images)
+            expected, given = model.inputs.shape, data.inputs().shape
+            if expected != given:
                 raise InputError(
-                    f"{run.folder}: its network takes samples {takes}, but those of {benchmark.name} are {gives}"
+                    f"{model.folder}: its network takes samples {expected}, but those of {data.name} are {given}"
                 )
-            loaded = run.load(which, network=network, method=method)
-            model, method = loaded.network, loaded.method
-        if isinstance(benchmark, str):
-            benchmark = load_benchmark(benchmark)
-        if benchmark is None:
+            model = model.load(truncate=truncate)
+        if data is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
-        if not isinstance(head, nn.Linear) and head not in ("truncating", "plain"):
-            raise InputError(f'head is {head!r}; it must be "truncating" or "plain", or a layer')
-        self.model, self.benchmark, self.method = model, benchmark, method
-        self.classifier, _ = find_classifier(model, classifier)
-        self.given_head = head
-        self.folder, self.batch_size = folder, batch_size
-        self._banks: dict[str, Features] = {}
+        self.model = model if isinstance(model, ScoredModel) else ScoredModel(model, truncate=truncate)
+        self.benchmark, self.folder, self.batch_size = data, folder, batch_size
+        self._banks: dict[str, FeatureBank] = {}
         self._key = ""
 
-    @property
-    def head(self) -> nn.Linear:
-        """The layer that makes logits of features."""
-        if isinstance(self.given_head, nn.Linear):
-            return self.given_head
-        model: Any = self.model
-        own = model.get_submodule(self.classifier) if self.method is None else self.method.scoring_head(model)
-        return plain_head(own) if self.given_head == "plain" else own
-
     def _refresh(self) -> None:
-        """Forget the banks of a model that was changed."""
-        key = model_key(self.model, self.method, self.classifier)
+        """Forget the banks of a model that has changed."""
+        key = self.model.fingerprint()
         if key != self._key:
             self._banks, self._key = {}, key
 
     def _set(self, role: str) -> tuple[DataSet, Any]:
-        """The data of a role, and its transform."""
-        known = self.benchmark.sets()
-        if role == NOISE and role not in known and self.benchmark.val is not None:
-            known[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
-        if role not in known:
-            raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(known)}")
-        return known[role], self.benchmark.transform_of(role)
+        """Return the data of a role, and its transform."""
+        sets = self.benchmark.sets()
+        if role == NOISE and role not in sets and self.benchmark.val is not None:
+            sets[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
+        if role not in sets:
+            raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(sets)}")
+        return sets[role], self.benchmark.transform_of(role)
 
-    def features(self, role: str) -> Features:
-        """Of the set "train" or "near/tin", say: by the test transform, in order."""
+    def bank(self, role: str) -> FeatureBank:
+        """Return the bank of a set such as "train" or "near/tin": by the test transform, in order."""
         if role not in self._banks:
-            data, transform = self._set(role)
-            found = build_bank(
-                self.model,
-                data,
-                transform,
-                method=self.method,
-                classifier=self.classifier,
-                folder=self.folder,
-                batch_size=self.batch_size,
-            )
-            own: Any = self.model.get_submodule(self.classifier)
-            bounded = effective_threshold(own) is not None
-            changed = isinstance(self.given_head, nn.Linear) or (self.given_head == "plain" and bounded)
-            self._banks[role] = found.with_head(self.head) if changed else found
+            model, method = self.model, self.model.method
+            same = not model.truncate and (method is None or type(method).outputs is Method.outputs)
+            if same:  # the features do not depend on truncation: a pass with it may have been made already
+                model = ScoredModel(model.network, method, classifier=model.classifier)
+            bank = build_bank(model, *self._set(role), folder=self.folder, batch_size=self.batch_size)
+            self._banks[role] = bank.with_head(self.model.head) if same else bank
         return self._banks[role]
 
+    @torch.no_grad()
     def fit(self, score: Score) -> Score:
-        """Fit a score on the set it asks for."""
-        check_options(score)
-        name = type(score).__name__
-        if self.method is not None and score.reads not in self.method.readable:
+        """Fit a score on the set it needs."""
+        score.check_options()
+        name, method = type(score).__name__, self.model.method
+        if method is not None and score.reads not in method.readable:
             raise InputError(
-                f"{name}: looks at the last layer, and networks trained by {type(self.method).__name__} have none "
-                "that makes their logits; leave it out"
+                f"{name}: reads the last layer, and networks trained by {type(method).__name__} have none that makes "
+                "their logits; leave it out"
             )
         if score.fitted_on == "val" and self.benchmark.val is None:
             raise InputError(f"{name}: is fitted on validation data, and {self.benchmark.name} has none; leave it out")
-        with evaluating(self.model, self.method):
-            if score.fitted_on:
-                score.fit(self.features(score.fitted_on), self.head)
+        if score.fitted_on:
+            score.fit(self.bank(score.fitted_on), self.model.head)
         return score
 
+    @torch.no_grad()
     def scores(self, score: Score, role: str) -> Tensor:
-        """Of a whole set, (N,)."""
-        with evaluating(self.model, self.method):
-            if not score.needs_inputs:
-                return score.scores(self.features(role), self.head)
-            data, transform = self._set(role)
-            loader = Loader(data, transform, batch_size=self.batch_size, device=device_of(self.model))
-            own: Any = score
-            outputs, head = outputs_of(self.model, self.method, self.classifier), self.head
-            if self.given_head != "truncating":
-                return torch.cat([own.score_inputs(lambda x: head(outputs(x)[0]), x).cpu() for x, _ in loader])
-            return torch.cat([own.score_inputs(lambda x: outputs(x)[1], x).cpu() for x, _ in loader])
+        """Return the scores of a whole set, (N,)."""
+        if not score.needs_inputs:
+            return score.scores(self.bank(role), self.model.head)
+        loader = Loader(*self._set(role), batch_size=self.batch_size, device=self.model.device)
+        of_inputs: Any = score
+        return torch.cat([of_inputs.score_inputs(lambda x: self.model.outputs(x).logits, x).cpu() for x, _ in loader])
 
-    def search(self, name: str, odd: str | None = None) -> Score:
-        """The best of a detector's sweep: ID validation against OOD validation, largest AUROC, the first on ties.
+    def search(self, name: str, ood: str | None = None) -> Score:
+        """Return the best of a score's sweep: the largest AUROC of ID against OOD validation data, the first on ties.
 
-        Every combination is fitted anew, on the banks alone. `odd` is the role of the OOD set; by default the
-        benchmark's first for validation, and where it has none, Gaussian noise like the validation set.
+        Every combination is fitted anew, on the banks alone. `ood` is the role of the OOD set; by default
+        `ood_validation`.
         """
         self._refresh()
-        kind = build_score(name, **self.options(name))
+        base = build_score(name, **self.options_for(name))
         if self.benchmark.val is None:
             raise InputError(f"{self.benchmark.name}: has no validation set to search on; give it one (val)")
-        odd = odd or self.odd_validation
-        best, found = -1.0, kind
-        for values in itertools.product(*kind.sweep.values()):
-            score = self.fit(build_score(name, **(kind.options | dict(zip(kind.sweep, values, strict=True)))))
-            area = metrics(self.scores(score, "val"), self.scores(score, odd), resamples=1).auroc
+        best, chosen = -1.0, base
+        for values in itertools.product(*base.sweep.values()):
+            score = self.fit(build_score(name, **(base.options | dict(zip(base.sweep, values, strict=True)))))
+            area = self._validation_auroc(score, ood)
             if area > best:
-                best, found = area, score
-        return found if kind.sweep else self.fit(kind)
+                best, chosen = area, score
+        return chosen if base.sweep else self.fit(base)
 
-    def validation_auroc(self, name: str, odd: str | None = None) -> float:
-        """Of a detector on ID validation against OOD validation data, in percent; see `search` for `odd`."""
-        score, odd = self.fitted(name), odd or self.odd_validation
-        return metrics(self.scores(score, "val"), self.scores(score, odd), resamples=1).auroc * 100
+    def validation_auroc(self, name: str, ood: str | None = None) -> float:
+        """Return the AUROC of a score on ID against OOD validation data; see `search` for `ood`."""
+        return self._validation_auroc(self.fitted(name), ood)
+
+    def _validation_auroc(self, score: Score, ood: str | None) -> float:
+        return metrics(self.scores(score, "val"), self.scores(score, ood or self.ood_validation), resamples=1).auroc
 
     @property
-    def odd_validation(self) -> str:
+    def ood_validation(self) -> str:
         """The role of the first OOD validation set; where there is none, Gaussian noise like the validation set."""
         return next((role for role in self.benchmark.sets() if role.startswith("ood_val/")), NOISE)
 
     def fitted(self, name: str, *, search: bool = False) -> Score:
-        """A detector by name, with what this network and benchmark ask for, fitted; hyperparameters by `search`."""
-        return self.search(name) if search else self.fit(build_score(name, **self.options(name)))
+        """Return a score by name, fitted, with the options for this model and benchmark, or those of `search`."""
+        return self.search(name) if search else self.fit(build_score(name, **self.options_for(name)))
 
-    def options(self, name: str) -> dict[str, Any]:
-        """What a detector has to be told about this network."""
-        if self.method is not None and name == self.method.score:
-            return dict(self.method.score_options)
-        if name == "itp" and self.benchmark.name in ITP:
-            return ITP[self.benchmark.name]
-        transform = self.benchmark.transform
+    def options_for(self, name: str) -> dict[str, Any]:
+        """Return the options of a score that depend on this model or benchmark."""
+        method, transform = self.model.method, self.benchmark.transform
+        if method is not None and name == method.score:
+            return dict(method.score_options)
         if name == "odin" and isinstance(transform, ImageTransform):
             return {"std": transform.std}
-        return {}
+        return ITP_OPTIONS.get(self.benchmark.name, {}) if name == "itp" else {}
 
-    def usual(self) -> tuple[str, ...]:
-        """The detectors that make sense for this network and data, without another pass."""
+    def default_scores(self) -> tuple[str, ...]:
+        """Return the names of the scores that fit this model and data and need no other pass."""
         there = (None, *(role for role in ("train", "val") if role in self.benchmark.sets()))
-        own = [name for name in USUAL if SCORES[name][0].fitted_on in there]
-        if self.method is None:
-            return tuple(own)
-        own = [name for name in own if SCORES[name][0].reads in self.method.readable]
-        return (*own, "mos") if self.method.score == "mos" else tuple(own)
+        names = [name for name in DEFAULT_SCORES if SCORES[name][0].fitted_on in there]
+        method = self.model.method
+        if method is not None:
+            names = [name for name in names if SCORES[name][0].reads in method.readable]
+            names += ["mos"] if method.score == "mos" else []
+        return tuple(names)
 
     def table(
         self,
-        detectors: Iterable[str | Score] | None = None,
+        scores: Iterable[str | Score] | None = None,
         *,
         search: bool = False,
         full_spectrum: bool = False,
         also: Sequence[str] = (),
     ) -> Table:
-        """Every detector on every near and far set.
+        """Evaluate scores on every near-OOD and far-OOD set.
 
         Args:
-            detectors: names, see `spcp.scores.SCORES`, or scores of one's own; by default all that make sense.
+            scores: names, see `spcp.scores.SCORES`, or scores; by default `default_scores`.
             search: choose hyperparameters first, see `search`.
-            full_spectrum: count the shifted sets as ID too.
+            full_spectrum: count the covariate-shifted sets as ID too.
             also: other roles to keep scores of, such as "val".
         """
         self._refresh()
-        chosen = {own if isinstance(own, str) else _named(own): own for own in detectors or self.usual()}
-        if not self.benchmark.near and not self.benchmark.far:
-            raise InputError(f"{self.benchmark.name}: has no near or far sets to evaluate on; give it some")
+        chosen = {item if isinstance(item, str) else _label(item): item for item in scores or self.default_scores()}
         groups = {"near": list(self.benchmark.near), "far": list(self.benchmark.far)}
-        shifted = [f"shifted/{name}" for name in self.benchmark.shifted] if full_spectrum else []
-        rows: list[dict[str, Any]] = []
+        groups = {group: datasets for group, datasets in groups.items() if datasets}
+        if not groups:
+            raise InputError(f"{self.benchmark.name}: has no near or far sets to evaluate on; give it some")
+        id_roles = ["test", *(f"shifted/{name}" for name in self.benchmark.shifted if full_spectrum)]
+        ood_roles = [f"{group}/{dataset}" for group, datasets in groups.items() for dataset in datasets]
+        rows: list[Result] = []
         kept: dict[tuple[str, str], Tensor] = {}
-        accuracy = self.features("test").accuracy() * 100
-        for name, own_score in track(chosen.items(), "detectors", len(chosen)):
-            score = self.fit(own_score) if isinstance(own_score, Score) else self.fitted(name, search=search)
-            for role in (
-                "test",
-                *also,
-                *shifted,
-                *(f"{group}/{own}" for group, sets in groups.items() for own in sets),
-            ):
+        for name, item in track(chosen.items(), "scores", len(chosen)):
+            score = self.fit(item) if isinstance(item, Score) else self.fitted(name, search=search)
+            for role in (*id_roles, *also, *ood_roles):
                 kept[name, role] = self.scores(score, role)
-            known = torch.cat([kept[name, role] for role in ("test", *shifted)])
-            for group, sets in groups.items():
-                if not sets:
-                    continue
-                own = [self._row(name, score, group, one, known, kept[name, f"{group}/{one}"]) for one in sets]
-                mean = {key: sum(row[key] for row in own) / len(own) for key in MEASURES}
-                rows += own
-                rows.append({"detector": name, "options": score.options, "group": group, "set": "mean", **mean})
-        return Table(tuple(row | {"accuracy": accuracy} for row in rows), kept)
+            id_scores = torch.cat([kept[name, role] for role in id_roles])
+            for group, datasets in groups.items():
+                results = [
+                    self._result(name, score, group, dataset, id_scores, kept[name, f"{group}/{dataset}"])
+                    for dataset in datasets
+                ]
+                rows += [*results, _mean(results)]
+        return Table(tuple(rows), kept)
 
-    def _row(self, name: str, score: Score, group: str, one: str, known: Tensor, odd: Tensor) -> dict[str, Any]:
+    def _result(
+        self, name: str, score: Score, group: str, dataset: str, id_scores: Tensor, ood_scores: Tensor
+    ) -> Result:
         try:
-            found = metrics(known, odd)
+            measured = metrics(id_scores, ood_scores)
         except InputError as error:
-            raise InputError(f"{name} on {group}/{one}: {error}") from error
-        row: dict[str, Any] = {"detector": name, "options": score.options, "group": group, "set": one}
-        row |= {measure: getattr(found, measure) * 100 for measure in MEASURES}
-        for measure in ("auroc", "fpr95"):
-            low, high = getattr(found, f"{measure}_interval")
-            row |= {f"{measure}_low": low * 100, f"{measure}_high": high * 100}
-        return row | {"n_id": found.n_id, "n_ood": found.n_ood}
+            raise InputError(f"{name} on {group}/{dataset}: {error}") from error
+        values = {field.name: getattr(measured, field.name) for field in fields(measured)}
+        return Result(name, score.options, group, dataset, accuracy=self.bank("test").accuracy(), **values)
 
 
 def evaluate(
-    model: nn.Module | str | Path,
+    model: ScoredModel | Run | nn.Module,
     benchmark: Benchmark | str | None = None,
-    detectors: Iterable[str | Score] | None = None,
+    scores: Iterable[str | Score] | None = None,
     *,
     search: bool = False,
     full_spectrum: bool = False,
     **options: Any,
 ) -> Table:
-    """A table of every detector on every set, for a model or the folder of a run.
+    """Evaluate scores on every set of a benchmark, for a run or a model.
 
-    `options` are `Evaluation`'s: `head`, `classifier`, `which` ("last" or "best" weights of a run), `network` (a run's
-    own model), `folder` for banks.
+    `search` and `full_spectrum` are those of `Evaluation.table`; `options` are `Evaluation`'s: `truncate`, `folder`,
+    `batch_size`.
     """
-    own = Evaluation(model, benchmark, **options)
-    return own.table(detectors, search=search, full_spectrum=full_spectrum)
+    return Evaluation(model, benchmark, **options).table(scores, search=search, full_spectrum=full_spectrum)
 
 
-def _named(score: Score) -> str:
+def _label(score: Score) -> str:
     options = ", ".join(f"{key}={value}" for key, value in score.options.items())
     return f"{type(score).__name__}({options})" if options else type(score).__name__
 
 
+def _mean(results: Sequence[Result]) -> Result:
+    """Return the unweighted mean over sets."""
+    first = results[0]
+    means = {measure: sum(getattr(row, measure) for row in results) / len(results) for measure in MEASURES}
+    return Result(first.score, first.options, first.group, "mean", accuracy=first.accuracy, **means)
+
+
 def over_seeds(
-    tables: Sequence[Table], detector: str, group: str, name: str = "mean"
+    tables: Sequence[Table], score: str, group: str, dataset: str = "mean"
 ) -> dict[str, tuple[float, float]]:
-    """Mean and standard deviation of each measure over runs; a group's deviation is that of the runs' group means."""
-    rows = [table.get(detector, group, name) for table in tables]
-    return {measure: mean_and_deviation([row[measure] for row in rows]) for measure in MEASURES}
+    """Return mean and standard deviation of each measure over runs; of a group, over the runs' group means."""
+    rows = [table.get(score, group, dataset) for table in tables]
+    return {measure: mean_and_deviation([getattr(row, measure) for row in rows]) for measure in MEASURES}

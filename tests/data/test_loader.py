@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from spcp import data
 from spcp.data import native
-from spcp.data.loader import scale_and_shift
+from spcp.data.memory import scale_and_shift
 
 CIFAR = data.BENCHMARKS["cifar10"].transform
 LARGE = data.ImageTransform(80, 72, CIFAR.mean, CIFAR.std, augment="resized_crop")
@@ -62,35 +62,35 @@ def normalised(x: np.ndarray, transform: data.ImageTransform = CIFAR) -> np.ndar
 
 
 def test_evaluation_is_the_data_in_order(kernel: str) -> None:
-    own = small()
-    x, y = collect(data.Loader(own, CIFAR, batch_size=16))
+    samples = small()
+    x, y = collect(data.Loader(samples, CIFAR, batch_size=16))
     assert x.dtype == torch.float32
-    np.testing.assert_allclose(x.numpy(), normalised(own.x.numpy()), atol=1e-6)
+    np.testing.assert_allclose(x.numpy(), normalised(samples.x.numpy()), atol=1e-6)
     assert y.tolist() == list(range(50))
-    assert len(data.Loader(own, CIFAR, batch_size=16)) == 4
+    assert len(data.Loader(samples, CIFAR, batch_size=16)) == 4
 
 
 def test_augmentation_is_a_window_of_the_padded_image(kernel: str) -> None:
-    """Against the slow way: cut every window out of every padded image, and look for what came."""
-    own = small(20)
+    """Against the slow way: take every window out of every padded image, and look for what came."""
+    samples = small(20)
     transform = dataclasses.replace(CIFAR, padding=2)
-    padded = np.pad(own.x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
+    padded = np.pad(samples.x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
     windows = {}
     for i in range(20):
         for top in range(5):
             for left in range(5):
-                cut = padded[i, :, top : top + 32, left : left + 32]
-                windows[cut.tobytes()] = (i, top, left, False)
-                windows[cut[:, :, ::-1].tobytes()] = (i, top, left, True)
-    loader = data.Loader(own, transform, batch_size=8, train=True)
+                crop = padded[i, :, top : top + 32, left : left + 32]
+                windows[crop.tobytes()] = (i, top, left, False)
+                windows[crop[:, :, ::-1].tobytes()] = (i, top, left, True)
+    loader = data.Loader(samples, transform, batch_size=8, train=True)
     seen = []
     mean, std = (torch.tensor(v).view(-1, 1, 1) for v in (CIFAR.mean, CIFAR.std))
     for epoch in range(100):
         for x, y in loader.epoch(epoch):
             for image, label in zip((x * std + mean) * 255, y.tolist(), strict=True):
-                found = windows[image.round().to(torch.uint8).numpy().tobytes()]
-                assert found[0] == label
-                seen.append(found[1:])
+                window = windows[image.round().to(torch.uint8).numpy().tobytes()]
+                assert window[0] == label
+                seen.append(window[1:])
     counts = np.unique(np.array(seen), axis=0, return_counts=True)[1]
     assert len(counts) == 50  # 25 places, mirrored and not
     assert counts.min() > 15  # 40 expected of each
@@ -113,9 +113,9 @@ def test_both_kernels_agree_to_the_bit(side: int, padding: int, channels: int, m
 
 @pytest.mark.parametrize("large", [False, True])
 def test_views_are_the_same_samples_cut_differently(large: bool, kernel: str) -> None:
-    own, transform = (small(12, 80), dataclasses.replace(LARGE, resize=80)) if large else (small(12), CIFAR)
-    loader = data.Loader(own, transform, batch_size=5, train=True, views=2, workers=0)
-    single = data.Loader(own, transform, batch_size=5, train=True, workers=0)
+    samples, transform = (small(12, 80), dataclasses.replace(LARGE, resize=80)) if large else (small(12), CIFAR)
+    loader = data.Loader(samples, transform, batch_size=5, train=True, views=2, workers=0)
+    single = data.Loader(samples, transform, batch_size=5, train=True, workers=0)
     for (x, y), (x1, y1) in zip(loader.epoch(1), single.epoch(1), strict=True):
         assert torch.equal(y, y1)
         assert x.shape[0] == 2 * len(y)
@@ -123,7 +123,7 @@ def test_views_are_the_same_samples_cut_differently(large: bool, kernel: str) ->
             assert torch.equal(x[: len(y)], x1)
         assert not torch.equal(x[: len(y)], x[len(y) :])
     order = loader.order(1)
-    assert torch.equal(torch.cat([y for _, y in loader.epoch(1)]), own.y[order])
+    assert torch.equal(torch.cat([y for _, y in loader.epoch(1)]), samples.y[order])
 
 
 def test_every_image_of_a_batch_is_cut_at_its_own_place() -> None:
@@ -141,12 +141,12 @@ def test_every_image_of_a_batch_is_cut_at_its_own_place() -> None:
     train=st.booleans(),
 )
 def test_shares_and_resuming(count: int, batch: int, world: int, start: int, epoch: int, train: bool) -> None:
-    """However many processes, wherever it resumes: the same samples, in the same batches, cut in the same way."""
-    own = data.TensorSet("own", torch.from_numpy(pixels(count, 1, 6, 6)), torch.arange(count))
+    """However many processes, wherever it resumes: the same samples, in the same batches, cropped in the same way."""
+    samples = data.TensorSet("some", torch.from_numpy(pixels(count, 1, 6, 6)), torch.arange(count))
     transform = data.ImageTransform(6, 6, (0.5,), (0.5,), padding=1)
 
     def batches(rank: int, world: int, start: int) -> list[tuple[Tensor, Tensor]]:
-        loader = data.Loader(own, transform, batch_size=batch, train=train, seed=7, rank=rank, world_size=world)
+        loader = data.Loader(samples, transform, batch_size=batch, train=train, seed=7, rank=rank, world_size=world)
         seen = torch.cat([torch.arange(0), *(y for _, y in loader.epoch(epoch))])
         assert torch.equal(loader.order(epoch), seen)
         return list(loader.epoch(epoch, min(start, len(loader))))
@@ -257,7 +257,7 @@ def test_small_files_are_prepared_once(folder: data.FileSet, tmp_path: Path) -> 
     path = folder.root / folder.paths[0]
     write_image(path, (100, 90), seed=99)
     os.utime(path, (1, 1))
-    changed = data.prepare(folder, transform)  # a file has changed: built anew
+    changed = data.prepare(folder, transform)  # a file has changed: built again
     assert not torch.equal(changed.x[0], first.x[0])
     assert torch.equal(changed.x[1:], first.x[1:])
     assert torch.equal(data.prepare(folder, transform, cache=False).x, changed.x)
@@ -384,9 +384,9 @@ def test_other_peoples_data_sets() -> None:
 
 def test_an_exception_of_somebody_elses_is_theirs() -> None:
     def broken(i: int) -> Any:
-        raise RuntimeError("my own mistake")
+        raise RuntimeError("a mistake of the user")
 
-    with pytest.raises(RuntimeError, match="my own mistake"):
+    with pytest.raises(RuntimeError, match="a mistake of the user"):
         list(data.Loader(Pairs(broken), CIFAR, workers=2))
 
 
@@ -402,9 +402,9 @@ def test_impossible_shares() -> None:
 
 
 def test_arrays_are_augmented_by_boxes_too() -> None:
-    own = small(8, side=80)
+    samples = small(8, side=80)
     transform = dataclasses.replace(LARGE, resize=80)
-    loader = data.Loader(own, transform, train=True, batch_size=8, workers=0)
+    loader = data.Loader(samples, transform, train=True, batch_size=8, workers=0)
     first, second = (next(iter(loader.epoch(e))) for e in (0, 1))
     assert first[0].shape == (8, 3, 72, 72)
     assert not torch.equal(first[0][first[1].argsort()], second[0][second[1].argsort()])
@@ -427,9 +427,11 @@ def test_boxes_are_mirrored_half_of_the_time() -> None:
 def test_large_arrays(kernel: str) -> None:
     """No buffer of the kernel lies on the stack."""
     side = 3000 if kernel == "compiled" else 300
-    own = data.TensorSet("large", torch.zeros(1, 1, side, side, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+    samples = data.TensorSet(
+        "large", torch.zeros(1, 1, side, side, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)
+    )
     transform = data.ImageTransform(side, side, (0.5,), (0.5,))
-    x, _ = next(iter(data.Loader(own, transform, train=True)))
+    x, _ = next(iter(data.Loader(samples, transform, train=True)))
     assert x.shape == (1, 1, side, side)
 
 

@@ -63,16 +63,16 @@ def test_hugging_faces_data_sets() -> None:
     features = datasets.Features({"img": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
     theirs = datasets.Dataset.from_dict({"img": images, "label": [0, 1, 1, 0, 1]}, features=features)
     cifar = data.BENCHMARKS["cifar10"].transform
-    own = data.as_set(theirs, "pets")
-    assert own.class_names == ("cat", "dog")
-    assert data.histogram(own) == {"cat": 2, "dog": 3}
+    pets = data.as_set(theirs, "pets")
+    assert pets.class_names == ("cat", "dog")
+    assert data.histogram(pets) == {"cat": 2, "dog": 3}
     expected = data.prepare(images, cifar)
     for workers in (0, 2):
-        ((x, y),) = data.Loader(own, cifar, workers=workers)
+        ((x, y),) = data.Loader(pets, cifar, workers=workers)
         assert torch.equal(x, next(iter(data.Loader(expected, cifar)))[0])
         assert y.tolist() == [0, 1, 1, 0, 1]
     vectors = datasets.Dataset.from_dict({"x": torch.randn(4, 3).tolist(), "label": [0, 1, 0, 1]}).with_format("torch")
     ((x, y),) = data.Loader(vectors, workers=0)
     assert x.shape == (4, 3)
-    split = data.own_benchmark(datasets.concatenate_datasets([theirs] * 6), size=32, name="pets")
+    split = data.make_benchmark(datasets.concatenate_datasets([theirs] * 6), size=32, name="pets")
     assert len(split.test) == 3

@@ -66,7 +66,7 @@ def test_it_starts_at_the_calibrated_threshold_and_agrees_with_the_csv(page: Any
     for score in ("energy", "knn"):
         page.select_option("#score", score)
         for i, arm in enumerate(("plain", "SPCP (rho_norm 1)")):
-            expected = {r["set"]: float(r["flagged_percent"]) for r in rows if (r["arm"], r["score"]) == (arm, score)}
+            expected = {r["set"]: 100 * float(r["flagged"]) for r in rows if (r["arm"], r["score"]) == (arm, score)}
             assert flagged(page.locator(".panel").nth(i)) == pytest.approx(expected, abs=0.006)
 
 

@@ -72,7 +72,7 @@ def test_runs_that_differ_by_the_seed_are_one_arm(study: report.Study) -> None:
 def test_differences_are_those_of_the_tables(study: report.Study) -> None:
     plain, truncating = study.arms
     for row in study.differences(truncating):
-        areas = [[run.table.get("energy", row.group, row.dataset)["auroc"] for run in arm.runs] for arm in study.arms]
+        areas = [[run.table.get("energy", row.group, row.dataset).auroc for run in arm.runs] for arm in study.arms]
         by_seed = [after - before for before, after in zip(*areas, strict=True)]
         assert row.difference.by_seed == pytest.approx(by_seed)
         assert row.difference.mean == pytest.approx(sum(by_seed) / 2)
@@ -96,11 +96,11 @@ def test_the_verdict_agrees_with_the_tables(study: report.Study) -> None:
     differences = study.differences(study.subject)
     for row in differences:
         if row.dataset == "mean":
-            assert f"{row.reference:.1f} → {row.arm:.1f}, {row.difference.mean:+.1f} points" in text
+            assert f"{100 * row.reference:.1f} → {100 * row.arm:.1f}, {100 * row.difference.mean:+.1f} points" in text
     worse = [row.dataset for row in differences if row.dataset != "mean" and row.difference.mean < 0]
     assert (f"{study.subject.name} is below" in text) == bool(worse)
     assert all(f"{name} (" in text for name in worse)
-    assert f"{study.reference.accuracy[0]:.1f} % with plain" in text  # type: ignore[union-attr]
+    assert f"{study.reference.accuracy[0]:.1%} with plain" in text  # type: ignore[union-attr]
 
 
 def test_names_are_names_and_ticks_are_numbers(study: report.Study) -> None:
@@ -125,9 +125,9 @@ def test_the_csv_holds_every_measure_of_every_run(study: report.Study, written: 
     rows = list(csv.DictReader((written / "results.csv").read_text().splitlines()))
     assert len(rows) == sum(len(run.table.rows) for arm in study.arms for run in arm.runs)
     one = next(
-        row for row in rows if (row["arm"], row["seed"], row["detector"], row["set"]) == ("plain", "1", "knn", "dim")
+        row for row in rows if (row["arm"], row["seed"], row["score"], row["dataset"]) == ("plain", "1", "knn", "dim")
     )
-    assert float(one["auroc"]) == pytest.approx(study.arms[0].runs[1].table.get("knn", "near", "dim")["auroc"])
+    assert float(one["auroc"]) == pytest.approx(study.arms[0].runs[1].table.get("knn", "near", "dim").auroc)
 
 
 def test_operating_points_are_the_detectors(study: report.Study, written: Path, data: Benchmark) -> None:
@@ -136,17 +136,16 @@ def test_operating_points_are_the_detectors(study: report.Study, written: Path, 
 
     run = study.arms[1].runs[0]
     evaluation = run.evaluation
-    detector = Detector(evaluation.model, "energy", method=evaluation.method)
-    detector.calibrate(evaluation.features("val"), alpha=0.05)
+    detector = Detector(evaluation.model, "energy").calibrate(evaluation.bank("val"), alpha=0.05)
     rows = [
         row for row in csv.DictReader((written / "operating.csv").read_text().splitlines()) if row["score"] == "energy"
     ]
     rows = [row for row in rows if (row["arm"], row["seed"], row["alpha"]) == ("SPCP (rho_norm 1)", "0", "0.05")]
     assert [row["set"] for row in rows] == ["test", "near/dim", "near/bright", "far/dark"]
     for row in rows:
-        flagged = detector.detect(evaluation.features(row["set"])).is_ood.double().mean().item() * 100
-        assert float(row["flagged_percent"]) == pytest.approx(flagged)
-        assert float(row["threshold"]) == detector.thresholds.item()
+        flagged = detector.detect(evaluation.bank(row["set"])).is_ood.double().mean().item()
+        assert float(row["flagged"]) == pytest.approx(flagged)
+        assert float(row["threshold"]) == detector.score_thresholds.item()
 
 
 def test_the_page_is_alone_and_escaped(written: Path) -> None:
@@ -162,7 +161,7 @@ def test_the_markdown_has_the_numbers(study: report.Study, written: Path) -> Non
     for score in study.scores:
         assert f"| {score} | plain | " in text
     mean = study.arms[1].mean("energy", "near")["auroc"][0]
-    assert f"{mean:.2f}" in text
+    assert f"{100 * mean:.2f}" in text
     for picture in re.findall(r"\]\((figures/[^)]+)\)", text):
         assert (written / picture).exists()
 

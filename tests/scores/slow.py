@@ -9,7 +9,7 @@ import reference
 
 
 def logits(h: np.ndarray, W: np.ndarray, b: np.ndarray, lam: float | None = None) -> np.ndarray:
-    """z_k = sum_d min(W_kd h_d, lam) + b_k (no bound if lam is None)."""
+    """z_k = sum_d min(W_kd h_d, lam) + b_k (no truncation if lam is None)."""
     n, k, d = len(h), W.shape[0], W.shape[1]
     z = np.zeros((n, k))
     for i in range(n):
@@ -358,19 +358,19 @@ def mos(z: np.ndarray, groups: list[list[int]]) -> np.ndarray:
 
 
 def two_views(h: np.ndarray, W: np.ndarray, b: np.ndarray, H: np.ndarray, lam: float | None = None) -> np.ndarray:
-    """The smaller of the shares of known samples that score lower, by plain and by truncated energy."""
+    """The smaller of the shares of ID samples that score lower, by plain and by truncated energy."""
     if lam is None:
         lam = float(reference.mean_support(H, W, b).mean())
     out = np.full(len(h), np.inf)
-    for bound in (None, lam):
-        known, own = np.sort(energy(logits(H, W, b, bound))), energy(logits(h, W, b, bound))
-        n, scale = len(known), known.std()
-        for i, s in enumerate(own):
-            p = np.interp(s, known, np.arange(1, n + 1) / (n + 1))
-            if s < known[0]:
-                p = math.exp((s - known[0]) / scale) / (n + 1)
-            if s > known[-1]:
-                p = 1 - math.exp((known[-1] - s) / scale) / (n + 1)
+    for threshold in (None, lam):
+        id_scores, scores = np.sort(energy(logits(H, W, b, threshold))), energy(logits(h, W, b, threshold))
+        n, scale = len(id_scores), id_scores.std()
+        for i, s in enumerate(scores):
+            p = np.interp(s, id_scores, np.arange(1, n + 1) / (n + 1))
+            if s < id_scores[0]:
+                p = math.exp((s - id_scores[0]) / scale) / (n + 1)
+            if s > id_scores[-1]:
+                p = 1 - math.exp((id_scores[-1] - s) / scale) / (n + 1)
             out[i] = min(out[i], p)
     return out
 

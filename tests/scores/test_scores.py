@@ -1,4 +1,4 @@
-"""One battery that every detector passes by being listed, and for each a slow reference, written blind."""
+"""One battery that every score passes by being listed, and for each a slow reference, written blind."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from spcp import SPCPLinear, Truncation, scores
-from spcp.calibration import build_score
+from spcp.bank import FeatureBank, Part
+from spcp.contributions import plain_head
 from spcp.errors import InputError
-from spcp.features import Features
-from spcp.scores import SCORES, Score, plain_head
+from spcp.scores import SCORES, Score, build_score
 from spcp.scores.knn import top_similarities
 
 from . import slow
@@ -26,34 +26,34 @@ OPTIONS: dict[str, dict[str, Any]] = {"knn": {"k": 7}, "nnguide": {"k": 9, "shar
 NAMES = [name for name in SCORES if name != "odin"]
 
 
-def make_head(bounded: bool, seed: int = 0) -> nn.Linear:
+def make_head(truncates: bool, seed: int = 0) -> nn.Linear:
     torch.manual_seed(seed)
     head = nn.Linear(D, K)
     nn.init.normal_(head.weight)
-    if bounded:
+    if truncates:
         SPCPLinear.convert_(head, Truncation(rho_norm=1.0, total_steps=10, initial_threshold=0.4))
         assert isinstance(head, SPCPLinear)
         head.updates.fill_(10)
     return head.eval()
 
 
-def make_data(head: nn.Linear, rows: int, seed: int, offset: float = 0.0) -> Features:
+def make_data(head: nn.Linear, rows: int, seed: int, offset: float = 0.0) -> FeatureBank:
     """Features of classes that the head tells apart, none below 0."""
     rng = torch.Generator().manual_seed(seed)
     y = torch.randint(K, (rows,), generator=rng)
     h = (torch.randn(rows, D, generator=rng) + head.weight.detach()[y] + offset).relu() + 0.01
     with torch.no_grad():
-        return Features.of(h, head(h), y)
+        return FeatureBank.of(h, head(h), y)
 
 
 def fitted(name: str, head: nn.Linear) -> Score:
     return build_score(name, **OPTIONS.get(name, {})).fit(make_data(head, M, 1), head)
 
 
-def reference(name: str, score: Score, head: nn.Linear, data: Features, fit: Features) -> np.ndarray:
-    h, z, W = (own.double().numpy() for own in (data.h, data.z, head.weight.detach()))
+def reference(name: str, score: Score, head: nn.Linear, data: FeatureBank, fit: FeatureBank) -> np.ndarray:
+    h, z, W = (tensor.double().numpy() for tensor in (data.features, data.logits, head.weight.detach()))
     b = head.bias.detach().double().numpy()
-    H, Z, y = fit.h.double().numpy(), fit.z.double().numpy(), fit.y.numpy()
+    H, Z, y = fit.features.double().numpy(), fit.logits.double().numpy(), fit.labels.numpy()
     lam = head.threshold.item() if isinstance(head, SPCPLinear) and head.truncation.stages == "both" else None
     o = score.options
     guides = torch.randperm(M, generator=torch.Generator().manual_seed(0))[:60]
@@ -111,11 +111,11 @@ class TestEvery:
     def test_a_score_does_not_depend_on_the_batch(self, name: str, head: nn.Linear) -> None:
         data, score = make_data(head, N, 2), fitted(name, head)
         whole = score.scores(data, head)
-        alone = torch.cat([score(data.h[i : i + 1], data.z[i : i + 1], head).detach() for i in range(N)])
+        alone = torch.cat([score(data.features[i : i + 1], data.logits[i : i + 1], head).detach() for i in range(N)])
         order = torch.randperm(N)
         torch.testing.assert_close(alone, whole, rtol=1e-4, atol=1e-4)
         torch.testing.assert_close(
-            score(data.h[order], data.z[order], head).detach(), whole[order], rtol=1e-4, atol=1e-4
+            score(data.features[order], data.logits[order], head).detach(), whole[order], rtol=1e-4, atol=1e-4
         )
 
     def test_state_survives(self, name: str, head: nn.Linear, tmp_path: Any) -> None:
@@ -139,22 +139,23 @@ class TestEvery:
 
     def test_nothing_in_nothing_out(self, name: str, head: nn.Linear) -> None:
         data = make_data(head, N, 2)
-        assert fitted(name, head)(data.h[:0], data.z[:0], head).shape == (0,)
+        assert fitted(name, head)(data.features[:0], data.logits[:0], head).shape == (0,)
 
     def test_shape_dtype_and_no_gradient(self, name: str, head: nn.Linear) -> None:
         data, score = make_data(head, N, 2), fitted(name, head)
-        found = score.scores(data, head)
-        assert found.shape == (N,)
-        assert found.dtype == torch.float32
-        assert found.isfinite().all()
-        assert not found.requires_grad
-        assert not any(own.requires_grad for own in score.buffers())
+        result = score.scores(data, head)
+        assert result.shape == (N,)
+        assert result.dtype == torch.float32
+        assert result.isfinite().all()
+        assert not result.requires_grad
+        assert not any(buffer.requires_grad for buffer in score.buffers())
 
     def test_fitting_is_repeatable_and_in_parts(self, name: str, head: nn.Linear) -> None:
         """A bank in shards fits as one in memory does, and fitting again forgets what was before."""
         whole, data = make_data(head, M, 1), make_data(head, N, 2)
-        cuts = [slice(0, 100), slice(100, 101), slice(101, M)]
-        sharded = Features([tuple(own[cut] for own in (whole.h, whole.z, whole.y, whole.k)) for cut in cuts])  # type: ignore[misc]
+        shards = [slice(0, 100), slice(100, 101), slice(101, M)]
+        parts = (whole.features, whole.logits, whole.labels, whole.predictions)
+        sharded = FeatureBank([Part(*(tensor[rows] for tensor in parts)) for rows in shards])
         score = build_score(name, **OPTIONS.get(name, {})).fit(make_data(head, M, 9), head).fit(sharded, head)
         torch.testing.assert_close(
             score.scores(data, head), fitted(name, head).scores(data, head), rtol=1e-4, atol=1e-4
@@ -163,7 +164,7 @@ class TestEvery:
     def test_nothing_is_on(self, name: str, head: nn.Linear) -> None:
         """A sample without any features on, beside one that is the mean of the training data."""
         score, fit = fitted(name, head), make_data(head, M, 1)
-        h = torch.stack([torch.zeros(D), fit.h.mean(0)])
+        h = torch.stack([torch.zeros(D), fit.features.mean(0)])
         with torch.no_grad():
             assert score(h, head(h), head).isfinite().all()
 
@@ -171,8 +172,8 @@ class TestEvery:
         data, score = make_data(head, N, 2), fitted(name, head)
         expected = score.scores(data, head)
         double = copy.deepcopy(head).double()
-        found = build_score(name, **OPTIONS.get(name, {})).fit(make_data(head, M, 1), double).scores(data, double)
-        torch.testing.assert_close(found.float(), expected, rtol=1e-3, atol=1e-3)
+        result = build_score(name, **OPTIONS.get(name, {})).fit(make_data(head, M, 1), double).scores(data, double)
+        torch.testing.assert_close(result.float(), expected, rtol=1e-3, atol=1e-3)
 
     def test_exports_as_it_scores(self, name: str, head: nn.Linear) -> None:
         """As one graph, for batches of any size."""
@@ -187,16 +188,16 @@ class TestEvery:
                 return self.score(h, self.head(h), self.head)
 
         batch = torch.export.Dim("batch", min=2, max=1000)
-        program = torch.export.export(Whole(), (data.h[:8],), dynamic_shapes=({0: batch},)).module()
+        program = torch.export.export(Whole(), (data.features[:8],), dynamic_shapes=({0: batch},)).module()
         with torch.no_grad():
-            torch.testing.assert_close(program(data.h), score.scores(data, head), rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(program(data.features), score.scores(data, head), rtol=1e-4, atol=1e-4)
 
     def test_half_precision_banks(self, name: str, head: nn.Linear) -> None:
         data, score = make_data(head, N, 2), fitted(name, head)
-        half = Features.of(data.h.half(), data.z.half(), data.y)
-        found, expected = score.scores(half, head), score.scores(data, head)
-        assert found.dtype == torch.float32
-        assert np.corrcoef(found, expected)[0, 1] > 0.999
+        half = FeatureBank.of(data.features.half(), data.logits.half(), data.labels)
+        result, expected = score.scores(half, head), score.scores(data, head)
+        assert result.dtype == torch.float32
+        assert np.corrcoef(result, expected)[0, 1] > 0.999
 
     def test_says_what_it_is(self, name: str, head: nn.Linear) -> None:
         kind, options = SCORES[name]
@@ -204,9 +205,10 @@ class TestEvery:
         assert kind.formula
         assert kind.cost
         assert kind.__doc__
-        known = build_score(name, **OPTIONS.get(name, {})).options
-        assert options.keys() <= known.keys()
-        assert kind.sweep.keys() <= known.keys()
+        accepted = build_score(name, **OPTIONS.get(name, {})).options
+        assert options.keys() <= accepted.keys()
+        assert kind.sweep.keys() <= accepted.keys()
+        assert kind.ranges.keys() <= accepted.keys()
         for values in kind.sweep.values():
             assert len(set(values)) == len(values) > 1
 
@@ -220,11 +222,11 @@ def test_one_class(name: str) -> None:
     head = nn.Linear(D, 1)
     h = torch.rand(M, D)
     with torch.no_grad():
-        data = Features.of(h, head(h), torch.zeros(M, dtype=torch.int64))
+        data = FeatureBank.of(h, head(h), torch.zeros(M, dtype=torch.int64))
     assert build_score(name, **OPTIONS.get(name, {})).fit(data, head).scores(data, head).isfinite().all()
 
 
-def test_far_away_is_less_known() -> None:
+def test_far_away_scores_lower() -> None:
     """What is far from all training data gets a lower score from those that measure distance."""
     head = make_head(False)
     far = make_data(head, N, 3, offset=8.0)
@@ -237,9 +239,9 @@ def test_mahalanobis_keeps_its_digits_far_from_the_origin() -> None:
     head = make_head(False)
     near, fit = make_data(head, N, 2), make_data(head, M, 1)
     expected = scores.Mahalanobis().fit(fit, head).scores(near, head)
-    moved = [Features.of(own.h + 1000.0, own.z, own.y) for own in (near, fit)]
-    found = scores.Mahalanobis().fit(moved[1], head).scores(moved[0], head)
-    torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3)
+    moved = [FeatureBank.of(bank.features + 1000.0, bank.logits, bank.labels) for bank in (near, fit)]
+    result = scores.Mahalanobis().fit(moved[1], head).scores(moved[0], head)
+    torch.testing.assert_close(result, expected, rtol=2e-3, atol=2e-3)
 
 
 @pytest.mark.parametrize("rows", [30, 3000])
@@ -248,15 +250,15 @@ def test_mahalanobis_of_features_that_do_not_fill_the_space(rows: int) -> None:
     torch.manual_seed(0)
     head, y = nn.Linear(64, 3), torch.arange(rows) % 3
     mixing = torch.randn(16, 64)
-    h, odd = (torch.randn(n, 16) @ mixing for n in (rows, 20))
-    data = Features.of(h, torch.zeros(rows, 3), y)
+    h, ood = (torch.randn(n, 16) @ mixing for n in (rows, 20))
+    data = FeatureBank.of(h, torch.zeros(rows, 3), y)
     whole = h.double().numpy()
     means = np.stack([whole[y == k].mean(0) for k in range(3)])
     inverse = np.linalg.pinv((whole - means[y]).T @ (whole - means[y]) / rows, rcond=1e-9)
-    away = odd.double().numpy()[:, None] - means
+    away = ood.double().numpy()[:, None] - means
     expected = -np.einsum("bkd,de,bke->bk", away, inverse, away).min(1)
-    found = scores.Mahalanobis().fit(data, head).scores(Features.of(odd, torch.zeros(20, 3)), head)
-    np.testing.assert_allclose(found, expected, rtol=1e-3)
+    result = scores.Mahalanobis().fit(data, head).scores(FeatureBank.of(ood, torch.zeros(20, 3)), head)
+    np.testing.assert_allclose(result, expected, rtol=1e-3)
 
 
 def test_odin() -> None:
@@ -276,19 +278,19 @@ def test_odin() -> None:
             up, down = x[i].clone(), x[i].clone()
             up[d] += 1e-5
             down[d] -= 1e-5
-            loss = [-(logits(own[None]) / T).log_softmax(1)[0, k] for own in (up, down)]
+            loss = [-(logits(near[None]) / T).log_softmax(1)[0, k] for near in (up, down)]
             moved[i, d] -= eps * torch.sign(loss[0] - loss[1])
     expected = (logits(moved) / T).softmax(1).amax(1)
     torch.testing.assert_close(scores.ODIN(T=T, eps=eps).score_inputs(logits, x), expected)
     image = torch.randn(2, 3, 4, 4)
     score = scores.ODIN(T=2.0, eps=0.1, std=(0.5, 1.0, 2.0))
-    found = score.score_inputs(lambda own: own.tanh().mean((2, 3)), image)
-    assert found.shape == (2,)
-    assert not found.requires_grad
+    result = score.score_inputs(lambda inputs: inputs.tanh().mean((2, 3)), image)
+    assert result.shape == (2,)
+    assert not result.requires_grad
 
 
 def test_bad_names_and_options() -> None:
-    with pytest.raises(InputError, match=r"no detector 'enrgy'; there are msp, maxlogit"):
+    with pytest.raises(InputError, match=r"there is no score 'enrgy'; choose one of msp, maxlogit"):
         build_score("enrgy")
     with pytest.raises(InputError, match=r"knn: .*'K'"):
         build_score("knn", K=3)
@@ -305,18 +307,18 @@ def test_bad_names_and_options() -> None:
     with pytest.raises(InputError, match=r"ViM: dim = 24 leaves nothing of 24 features"):
         scores.ViM(dim=24).fit(make_data(head, M, 1), head)
     with pytest.raises(InputError, match="have no label"):
-        scores.Mahalanobis().fit(Features.of(torch.randn(9, D), torch.randn(9, K)), head)
-    with pytest.raises(InputError, match=r"they must be \(N, D\), \(N, K\) and \(N,\)"):
-        Features.of(torch.randn(9, D), torch.randn(8, K))
+        scores.Mahalanobis().fit(FeatureBank.of(torch.randn(9, D), torch.randn(9, K)), head)
+    with pytest.raises(InputError, match=r"they must be \(N, D\), \(N, K\), \(N,\) and \(N,\)"):
+        FeatureBank.of(torch.randn(9, D), torch.randn(8, K))
 
 
 @pytest.mark.parametrize(("rows", "bank", "k"), [(5, 5000, 3), (2100, 4096, 50), (3, 100, 100), (7, 6151, 1)])
 @pytest.mark.parametrize("ties", [False, True])
 def test_nearest_neighbours_in_tiles(rows: int, bank: int, k: int, ties: bool) -> None:
-    """Several tiles of rows and columns, some of them odd, against a sort."""
+    """Several tiles of rows and columns, some of them ragged, against a sort."""
     torch.manual_seed(0)
-    f, own = torch.randn(rows, 4), torch.randn(bank, 4)
+    f, features = torch.randn(rows, 4), torch.randn(bank, 4)
     if ties:
-        f, own = f.round(), own.round()
-    found = top_similarities(f, own, k).sort(1, descending=True).values
-    torch.testing.assert_close(found, (f @ own.t()).sort(1, descending=True).values[:, :k])
+        f, features = f.round(), features.round()
+    result = top_similarities(f, features, k).sort(1, descending=True).values
+    torch.testing.assert_close(result, (f @ features.t()).sort(1, descending=True).values[:, :k])

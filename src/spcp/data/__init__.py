@@ -1,17 +1,17 @@
-"""Data: every set of the benchmarks, the user's own, and an embedded default that is real.
+"""Data sets: those of the benchmarks, the user's, and an embedded default of real data.
 
-`load_benchmark` finds or makes the sets, `Loader` makes batches of them.
+`load_benchmark` and `make_benchmark` give a `Benchmark`, `read` and `as_set` a data set, `Loader` batches.
 """
 
+from .arrays import read_arrays as read_arrays
 from .audio import AudioTransform as AudioTransform
 from .audio import log_mel as log_mel
-from .benchmarks import Benchmark as Benchmark
+from .benchmark import Benchmark as Benchmark
 from .benchmarks import load_benchmark as load_benchmark
 from .download import SOURCES as SOURCES
 from .download import download as download
 from .download import verify as verify
 from .errors import DataError as DataError
-from .files import read_arrays as read_arrays
 from .files import read_cifar as read_cifar
 from .files import read_cifar10c as read_cifar10c
 from .files import read_idx as read_idx
@@ -25,18 +25,18 @@ from .folders import read_tin as read_tin
 from .images import ImageTransform as ImageTransform
 from .inputs import Inputs as Inputs
 from .loader import Loader as Loader
-from .loader import prepare as prepare
-from .loader import readable as readable
 from .noise import noise as noise
 from .openood import BENCHMARKS as BENCHMARKS
-from .own import own_benchmark as own_benchmark
-from .own import read as read
-from .own import read_benchmark as read_benchmark
+from .prepared import prepare as prepare
+from .prepared import readable as readable
+from .reading import as_set as as_set
+from .reading import read as read
 from .sets import DataSet as DataSet
 from .sets import FileSet as FileSet
 from .sets import ItemSet as ItemSet
 from .sets import TensorSet as TensorSet
 from .sets import as_ood as as_ood
-from .sets import as_set as as_set
 from .sets import histogram as histogram
 from .sets import take as take
+from .user_data import make_benchmark as make_benchmark
+from .user_data import read_benchmark as read_benchmark

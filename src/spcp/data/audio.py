@@ -1,4 +1,4 @@
-"""Sounds as pictures: waveform to log-mel spectrogram, in torch."""
+"""Sounds: from a waveform to a log-mel spectrogram, in torch."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from .errors import DataError, need
 
 @dataclass(frozen=True)
 class AudioTransform:
-    """What a network gets to see of a sound: (1, mels, frames) of `(log mel - mean) / std`.
+    """How sounds are prepared for a network: as (1, mels, frames) of `(log mel - mean) / std`.
 
-    A sound is averaged over its channels, resampled to `sample_rate`, and cut or padded with silence to `seconds`.
+    A sound is averaged over its channels, resampled to `sample_rate`, and shortened or padded to `seconds`.
     """
 
     sample_rate: int = 16_000
@@ -44,27 +44,27 @@ class AudioTransform:
 
     @property
     def samples(self) -> int:
-        """Length of a waveform."""
+        """The length of a waveform, in samples."""
         return round(self.seconds * self.sample_rate)
 
     @property
     def window_samples(self) -> int:
-        """Length of a window."""
+        """The length of a window, in samples."""
         return round(self.window * self.sample_rate)
 
     @property
     def hop_samples(self) -> int:
-        """Distance between two windows."""
+        """The distance between two windows, in samples."""
         return round(self.hop * self.sample_rate)
 
     @property
     def bins(self) -> int:
-        """Length of the Fourier transform: the next power of two that holds a window."""
+        """The length of the Fourier transform: the next power of two that holds a window."""
         return int(2 ** math.ceil(math.log2(max(self.window_samples, 2))))
 
 
 def read_audio(path: Path) -> tuple[Tensor, int]:
-    """Waveform (samples,) in [-1, 1], averaged over channels, and its sample rate."""
+    """Read a waveform (samples,) in [-1, 1], averaged over channels, and its sample rate."""
     soundfile = need("soundfile", "soundfile")
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; check the list or the folder")
@@ -75,15 +75,15 @@ def read_audio(path: Path) -> tuple[Tensor, int]:
     expected = soundfile.info(path).frames
     if not len(wave) or len(wave) < expected:
         raise DataError(f"{path}: holds {len(wave)} of {expected} samples; repair or remove it")
-    if _cut_short(path):  # libsndfile takes what is there for the whole
-        raise DataError(f"{path}: ends before its header says, after {len(wave)} samples; repair or remove it")
+    if _truncated(path):  # libsndfile takes what is there for the whole
+        raise DataError(f"{path}: is truncated, after {len(wave)} samples; repair or remove it")
     if not np.isfinite(wave).all():
         raise DataError(f"{path}: holds samples that are not finite; repair or remove it")
     return torch.from_numpy(wave.mean(1)), int(rate)
 
 
-def _cut_short(path: Path) -> bool:
-    """Whether a WAV or AIFF file has fewer bytes than its header says; 0 and the largest number mean unknown."""
+def _truncated(path: Path) -> bool:
+    """Return whether a WAV or AIFF file has fewer bytes than its header gives; 0 and the largest number give none."""
     with open(path, "rb") as file:
         head = file.read(8)
     order: Literal["little", "big"] = "big" if head[:4] == b"FORM" else "little"
@@ -92,7 +92,7 @@ def _cut_short(path: Path) -> bool:
 
 
 def fixed_length(wave: Tensor, rate: int, transform: AudioTransform) -> Tensor:
-    """The waveform (samples,) at the transform's rate (polyphase filter), cut or padded with silence at the end."""
+    """Return the waveform (samples,) at the transform's rate (polyphase filter), shortened or padded with silence."""
     if rate != transform.sample_rate:
         common = math.gcd(rate, transform.sample_rate)
         signal = need("scipy.signal", "scipy")
@@ -103,7 +103,7 @@ def fixed_length(wave: Tensor, rate: int, transform: AudioTransform) -> Tensor:
 
 
 def log_mel(waves: Tensor, transform: AudioTransform) -> Tensor:
-    """Log-mel spectrograms (N, 1, mels, frames) of waveforms (N, samples).
+    """Return log-mel spectrograms (N, 1, mels, frames) of waveforms (N, samples).
 
     `log(M |STFT|^2 + 1e-6)`, Hann window, triangular filters M on the mel scale `2595 log10(1 + f / 700)`; then
     `(. - mean) / std`.
@@ -125,7 +125,7 @@ def log_mel(waves: Tensor, transform: AudioTransform) -> Tensor:
 
 @functools.lru_cache
 def mel_filters(transform: AudioTransform) -> Tensor:
-    """(mels, bins / 2 + 1): triangles between neighbouring points that are equally far apart on the mel scale."""
+    """Return filters (mels, bins / 2 + 1): triangles between neighbouring points, equally spaced on the mel scale."""
     top = 2595 * math.log10(1 + transform.sample_rate / 2 / 700)
     points = 700 * (10 ** (torch.linspace(0, top, transform.mels + 2, dtype=torch.float64) / 2595) - 1)  # Hz
     frequencies = torch.linspace(0, transform.sample_rate / 2, transform.bins // 2 + 1, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Results that take long to compute, kept on disk under a key of everything they depend on."""
+"""A cache on disk for arrays that take long to compute, under a key of everything they depend on."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from ..files import written
 
 
 def cache_folder() -> Path | None:
-    """`$SPCP_CACHE`, else `spcp` in the user's cache folder; None for a user without a home."""
-    own, base = os.environ.get("SPCP_CACHE"), os.environ.get("XDG_CACHE_HOME")
-    if own or base:
-        return Path(own or f"{base}/spcp").expanduser()
+    """Return `$SPCP_CACHE`, else `spcp` in the user's cache folder; None for a user without a home."""
+    folder, base = os.environ.get("SPCP_CACHE"), os.environ.get("XDG_CACHE_HOME")
+    if folder or base:
+        return Path(folder or f"{base}/spcp").expanduser()
     try:
         return Path.home() / ".cache" / "spcp"
     except RuntimeError:
@@ -28,7 +28,7 @@ def cache_folder() -> Path | None:
 
 
 def key_of(*parts: object) -> str:
-    """A short name for the contents of `parts`.
+    """Return a short name for the contents of `parts`.
 
     >>> key_of("a", 1) == key_of("a", 1) != key_of("a1")
     True
@@ -41,13 +41,13 @@ def key_of(*parts: object) -> str:
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor."""
+    """Return the bytes of a tensor."""
     array: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def cached(key: str, build: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
-    """The array that `build()` makes, from disk if it was built before; what is damaged or does not fit is replaced."""
+    """Return the array that `build()` makes, from disk if it is there and fits; else build and store it."""
     folder = cache_folder()
     if folder is None:
         return build()

@@ -1,16 +1,13 @@
-"""Readers for official files as they are downloaded: CIFAR, MNIST's idx, SVHN's mat, and npz or safetensors arrays.
+"""Readers for official files as they are downloaded: CIFAR, MNIST's idx, SVHN's mat.
 
-Each returns a `TensorSet`, and says in one sentence what is wrong with a file. Nothing in a file is ever executed.
+Each returns a `TensorSet`, or raises one sentence on what is wrong with a file. Nothing in a file is ever executed.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import io
 import math
-import pickle
-import zipfile
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,14 +15,14 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
 
-from .errors import DataError, need
-from .sets import LABEL_NAMES, SAMPLE_NAMES, TensorSet, on_cpu, tensor_set
+from .errors import DataError, need, read_bytes
+from .plain_pickle import load_plain_pickle
+from .sets import TensorSet
 
 Split = Literal["train", "test"]
 
-CIFAR10_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CIFAR10_CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 def check_split(split: str) -> None:
@@ -34,22 +31,15 @@ def check_split(split: str) -> None:
         raise DataError(f'split must be "train" or "test", not {split!r}')
 
 
-def read_bytes(path: Path) -> bytes:
-    """The whole file, or one sentence on why not."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}; check the path") from error
-
-
 # --- CIFAR ------------------------------------------------------------------------------------------------------------
 
 
 def read_cifar(folder: str | Path, split: Split) -> TensorSet:
-    """CIFAR-10 or CIFAR-100 (fine labels), from the folder of the binary or the python version, in official order."""
+    """Read CIFAR-10 or CIFAR-100 (fine labels), from the binary or the python version, in official order."""
     folder = Path(folder).expanduser()
     check_split(split)
-    layout = next((own for own in _CIFAR_LAYOUTS.values() if any((folder / f).exists() for f in own[1] + own[2])), None)
+    layouts = _CIFAR_LAYOUTS.values()
+    layout = next((layout for layout in layouts if any((folder / f).exists() for f in layout[1] + layout[2])), None)
     if layout is None:
         raise DataError(
             f"{folder}: no CIFAR files here; expected one of the folders {', '.join(_CIFAR_LAYOUTS)} as downloaded"
@@ -59,11 +49,13 @@ def read_cifar(folder: str | Path, split: Split) -> TensorSet:
     parts = [reader(folder / file, hundred) for file in files]
     x = torch.from_numpy(np.concatenate([part[0] for part in parts])).view(-1, 3, 32, 32)
     y = torch.from_numpy(np.concatenate([part[1] for part in parts]))
-    return TensorSet(f"cifar{100 if hundred else 10}", x, y, _cifar_classes(folder, hundred), f"official {split} files")
+    return TensorSet(
+        f"cifar{100 if hundred else 10}", x, y, _cifar_class_names(folder, hundred), f"official {split} files"
+    )
 
 
 def _cifar_binary(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Records of one label byte (CIFAR-100: coarse, fine) and 3 x 32 x 32 pixels."""
+    """Read records of one label byte (CIFAR-100: coarse, fine) and 3 x 32 x 32 pixels."""
     head = 2 if hundred else 1
     raw = np.frombuffer(read_bytes(path), np.uint8)
     if not len(raw) or len(raw) % (head + 3072):
@@ -73,11 +65,11 @@ def _cifar_binary(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _cifar_python(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
-    """A pickled dictionary with `data` (N, 3072) and `labels` or `fine_labels`, read without executing anything."""
+    """Read a pickled dictionary with `data` (N, 3072) and `labels` or `fine_labels`, without executing anything."""
     batch = load_plain_pickle(path)
     key = b"fine_labels" if hundred else b"labels"
     if not isinstance(batch, dict) or not {b"data", key} <= set(batch):
-        raise DataError(f"{path}: no dictionary with 'data' and '{key.decode()}', as CIFAR's python files hold")
+        raise DataError(f"{path}: no dictionary with 'data' and '{key.decode()}', as CIFAR's have; download it again")
     x, y = batch[b"data"], batch[key]
     if not isinstance(x, np.ndarray) or x.dtype != np.uint8 or x.ndim != 2 or x.shape[1] != 3072:
         raise DataError(f"{path}: 'data' is not N x 3072 bytes; download the file again")
@@ -106,9 +98,9 @@ def _cifar_labels(path: Path, y: np.ndarray, hundred: bool) -> np.ndarray:
     return y.astype(np.int64)
 
 
-def _cifar_classes(folder: Path, hundred: bool) -> tuple[str, ...]:
+def _cifar_class_names(folder: Path, hundred: bool) -> tuple[str, ...]:
     if not hundred:
-        return CIFAR10_CLASSES
+        return CIFAR10_CLASS_NAMES
     if (folder / "fine_label_names.txt").exists():
         return tuple((folder / "fine_label_names.txt").read_text().split())
     if (folder / "meta").exists():
@@ -120,7 +112,7 @@ def _cifar_classes(folder: Path, hundred: bool) -> tuple[str, ...]:
 
 
 def read_cifar10c(folder: str | Path) -> TensorSet:
-    """CIFAR-10-C with each of the 10 000 test images once.
+    """Read CIFAR-10-C with each of the 10 000 test images once.
 
     The official files hold every image under every corruption at five severities. Image i gets corruption `i mod 15`
     (of the 15 standard ones, in alphabetic order) at severity `1 + (i div 15) mod 5`.
@@ -131,15 +123,17 @@ def read_cifar10c(folder: str | Path) -> TensorSet:
     image = np.arange(n)
     x = np.empty((n, 32, 32, 3), np.uint8)
     for k, corruption in enumerate(CORRUPTIONS):
-        own = image[k::15]
+        chosen = image[k::15]
         stack = _load_npy(folder / f"{corruption}.npy", mmap=True)  # (5 n, 32, 32, 3), severity by severity
         if stack.shape != (5 * n, 32, 32, 3) or stack.dtype != np.uint8:
             raise DataError(
                 f"{folder / corruption}.npy: {stack.shape} of {stack.dtype}, not {5 * n} x 32 x 32 x 3 bytes"
             )
-        x[own] = stack[(own // 15) % 5 * n + own]
+        x[chosen] = stack[(chosen // 15) % 5 * n + chosen]
     images = torch.from_numpy(x).permute(0, 3, 1, 2).contiguous()
-    return TensorSet("cifar10c", images, torch.from_numpy(y[:n]), CIFAR10_CLASSES, "each image under one corruption")
+    return TensorSet(
+        "cifar10c", images, torch.from_numpy(y[:n]), CIFAR10_CLASS_NAMES, "each image under one corruption"
+    )
 
 
 CORRUPTIONS = (
@@ -168,103 +162,11 @@ def _load_npy(path: Path, mmap: bool = False) -> np.ndarray:
         raise DataError(f"{path}: cannot be read as a npy file ({error}); download it again") from error
 
 
-# --- pickles, without their powers ------------------------------------------------------------------------------------
-
-
-class _Type:
-    """Stands for `numpy.dtype` while a pickle is read; only whole numbers are admitted."""
-
-    def __init__(self, code: str | bytes, *_: Any) -> None:
-        self.code = code.decode() if isinstance(code, bytes) else code
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        order = state[1].decode() if isinstance(state[1], bytes) else state[1]
-        self.dtype = np.dtype({"|": "", "=": "<"}.get(order, order) + self.code)
-        if self.dtype.kind not in "iu":
-            raise pickle.UnpicklingError(f"an array of {self.dtype}")
-
-
-class _Array:
-    """Stands for `numpy.ndarray` while a pickle is read: bytes, a shape and a type, checked against each other."""
-
-    array: np.ndarray
-
-    def __setstate__(self, state: tuple[Any, ...]) -> None:
-        _version, shape, kind, fortran, data = state
-        data = data.encode("latin1") if isinstance(data, str) else data
-        if math.prod(shape) * kind.dtype.itemsize != len(data):
-            raise pickle.UnpicklingError("an array whose shape and bytes disagree")
-        self.array = np.frombuffer(data, kind.dtype).reshape(shape, order="F" if fortran else "C").copy()
-
-
-class _Latin1:
-    """Stands for `codecs.encode`, by which Python 3 writes bytes into old pickles."""
-
-    __slots__ = ()  # nothing that a pickle could change
-
-    def __call__(self, text: str, encoding: str) -> bytes:
-        if encoding != "latin1":
-            raise pickle.UnpicklingError(f"an encoding {encoding!r}")
-        return text.encode("latin1")
-
-
-class _Reconstruct:
-    """Stands for numpy's `_reconstruct`, which makes an array that is filled later."""
-
-    __slots__ = ()
-
-    def __call__(self, *_: Any) -> _Array:
-        return _Array()
-
-
-_ADMITTED: Mapping[tuple[str, str], Any] = {
-    ("numpy.core.multiarray", "_reconstruct"): _Reconstruct(),
-    ("numpy._core.multiarray", "_reconstruct"): _Reconstruct(),
-    ("numpy", "ndarray"): object(),  # only ever an argument of _reconstruct
-    ("numpy", "dtype"): _Type,
-    ("_codecs", "encode"): _Latin1(),
-}
-
-
-class _PlainUnpickler(pickle.Unpickler):
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in _ADMITTED:
-            raise pickle.UnpicklingError(f"a reference to {module}.{name}")
-        return _ADMITTED[module, name]
-
-    def persistent_load(self, pid: Any) -> Any:
-        raise pickle.UnpicklingError("a reference to something outside")
-
-
-def load_plain_pickle(path: Path) -> Any:
-    """A pickle of plain values (numbers, strings, lists, dictionaries) and integer arrays.
-
-    Anything else in it, a reference to a function say, is refused before it is touched: numpy's own names stand here
-    for small classes that check a shape against its bytes.
-    """
-    try:
-        return _unwrapped(_PlainUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load())
-    except DataError:
-        raise
-    except Exception as error:  # a hostile pickle can raise anything
-        raise DataError(f"{path}: not a pickle of plain values and arrays ({error}); download it again") from error
-
-
-def _unwrapped(value: Any) -> Any:
-    if isinstance(value, _Array):
-        return value.array
-    if isinstance(value, dict):
-        return {key: _unwrapped(item) for key, item in value.items()}
-    if isinstance(value, _Type):
-        raise pickle.UnpicklingError("a type that is no array's")
-    return value
-
-
 # --- MNIST and its relatives ------------------------------------------------------------------------------------------
 
 
 def read_idx(path: str | Path) -> np.ndarray:
-    """An array of bytes in MNIST's idx format, gzipped or not: magic number 0 0 8 ndim, sizes, values."""
+    """Read an array of bytes in MNIST's idx format, gzipped or not: magic number 0 0 8 ndim, sizes, values."""
     path = Path(path).expanduser()
     raw = read_bytes(path)
     stream: Any = gzip.GzipFile(fileobj=io.BytesIO(raw)) if raw[:2] == b"\x1f\x8b" else io.BytesIO(raw)
@@ -280,18 +182,18 @@ def read_idx(path: str | Path) -> np.ndarray:
         shape = np.frombuffer(header, ">u4").tolist()
         size = math.prod(shape)
         if size > 2**40:
-            raise DataError(f"{path}: its header says {size} values; download it again")
-        data = stream.read(size + 1)  # no more than the header says, whatever the archive unpacks to
+            raise DataError(f"{path}: its header promises {size} values; download it again")
+        data = stream.read(size + 1)  # no more than the header promises, whatever the archive unpacks to
     except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
         raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
     if len(data) != size:
         has = "more" if len(data) > size else f"{len(data)}"
-        raise DataError(f"{path}: its header says {size} values, but it has {has}; download it again")
+        raise DataError(f"{path}: its header promises {size} values, but it has {has}; download it again")
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def read_mnist(folder: str | Path, split: Split) -> TensorSet:
-    """MNIST, Fashion-MNIST, KMNIST: the four idx files of one folder, gzipped or not."""
+    """Read MNIST, Fashion-MNIST or KMNIST: the four idx files of one folder, gzipped or not."""
     folder = Path(folder).expanduser()
     check_split(split)
     stem = "train" if split == "train" else "t10k"
@@ -317,11 +219,11 @@ def _first(folder: Path, names: Sequence[str]) -> Path:
 
 
 def read_svhn(path: str | Path) -> TensorSet:
-    """SVHN's cropped digits, `test_32x32.mat` or `train_32x32.mat`; the digit 0, which the file calls 10, becomes 0."""
+    """Read SVHN's cropped digits, `test_32x32.mat` or `train_32x32.mat`; the digit 0, 10 in the file, becomes 0."""
     path = Path(path).expanduser()
     io_module = need("scipy.io", "scipy")
     if not path.is_file():
-        raise DataError(f"{path}: No such file; check the path")
+        raise DataError(f"{path}: there is no such file; check the path")
     try:
         content = io_module.loadmat(path, variable_names=["X", "y"])
         x, y = content["X"], content["y"].reshape(-1)
@@ -340,69 +242,3 @@ def read_svhn(path: str | Path) -> TensorSet:
         raise DataError(f"{path}: a label is {y.max()}, but digits go from 1 to 10; download it again")
     images = np.ascontiguousarray(x.transpose(3, 2, 0, 1))
     return TensorSet("svhn", torch.from_numpy(images), torch.from_numpy(labels), tuple("0123456789"), path.name)
-
-
-# --- arrays of one's own ----------------------------------------------------------------------------------------------
-
-
-@on_cpu
-def read_arrays(path: str | Path, split: str = "") -> TensorSet:
-    """Images or embeddings in a npz, npy or safetensors file.
-
-    The samples are called images, embeddings, features, x, data or arr_0; their labels, which may be missing, labels,
-    y, targets or arr_1. With a split, names such as `test_images` or `x_test` come first. Images are (N, H, W),
-    (N, H, W, C) or (N, C, H, W) bytes; everything else is taken as floats.
-    """
-    path = Path(path).expanduser()
-    arrays = _load_arrays(path)
-    x = _named(path, arrays, (*SAMPLE_NAMES, "arr_0"), split)
-    if x is None:
-        names = ", ".join((*SAMPLE_NAMES, "arr_0"))
-        raise DataError(f"{path}: holds {sorted(arrays) or 'nothing'}; call the samples one of {names}")
-    if x.ndim < 2:
-        raise DataError(f"{path}: samples of shape {tuple(x.shape)} are no images (N, H, W) and no embeddings (N, D)")
-    if not (x.dtype == torch.uint8 or x.is_floating_point()):
-        if x.is_complex() or (x.ndim > 2 and (x.min() < 0 or x.max() > 255)):
-            raise DataError(f"{path}: {x.dtype} samples are neither images of 0 to 255 nor floats; convert them")
-        x = x.to(torch.uint8) if x.ndim > 2 else x.float()
-    y = _named(path, arrays, (*LABEL_NAMES, "arr_1"), split)
-    found = tensor_set(str(path), x, y, f"{split} arrays" if split else "all")
-    return dataclasses.replace(found, name=path.stem)
-
-
-def array_parts(path: Path) -> set[str]:
-    """Which of train, val and test a npz or safetensors file has arrays for."""
-    names = set(_load_arrays(path))
-    return {part for part in ("train", "val", "test") for n in SAMPLE_NAMES if {f"{part}_{n}", f"{n}_{part}"} & names}
-
-
-def _load_arrays(path: Path) -> Mapping[str, Any]:
-    """Arrays by name, read when they are asked for (npz)."""
-    raw = read_bytes(path)
-    try:
-        if path.suffix == ".safetensors":
-            return dict(need("safetensors.torch", "safetensors").load(raw))
-        loaded = np.load(io.BytesIO(raw), allow_pickle=False)
-        return {"arr_0": loaded} if isinstance(loaded, np.ndarray) else loaded
-    except ImportError:
-        raise
-    except (ValueError, TypeError, OSError, EOFError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(
-            f"{path}: cannot be read ({error}); save plain arrays with numpy.savez or safetensors"
-        ) from error
-    except Exception as error:
-        if type(error).__name__ != "SafetensorError":
-            raise
-        raise DataError(f"{path}: damaged safetensors file ({error}); write it again") from error
-
-
-def _named(path: Path, arrays: Mapping[str, Any], names: Sequence[str], split: str) -> Tensor | None:
-    for name in names:
-        for key in (f"{split}_{name}", f"{name}_{split}", name):
-            if key in arrays:
-                try:
-                    array = arrays[key]
-                    return array if isinstance(array, Tensor) else torch.from_numpy(np.ascontiguousarray(array))
-                except (ValueError, TypeError, OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                    raise DataError(f"{path}: {key} cannot be read ({error}); save plain arrays of numbers") from error
-    return None

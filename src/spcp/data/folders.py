@@ -1,11 +1,12 @@
 """Readers for folders: images or sounds by class, TinyImageNet, Textures, Places365, and OpenOOD's image lists.
 
-Each returns a `FileSet`: files are found and labelled here, and decoded by the loader. `bad="skip"` leaves out what
-cannot be used and says how many, `bad="raise"` stops at the first.
+Each returns a `FileSet`: files are listed and labelled here, and decoded by the loader. `bad="skip"` leaves out what
+cannot be used, with a warning; `bad="raise"` stops at the first.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import warnings
@@ -15,8 +16,8 @@ from typing import Literal
 
 import torch
 
-from .errors import DataError
-from .files import Split, check_split, read_bytes
+from .errors import DataError, read_bytes
+from .files import Split, check_split
 from .sets import OOD, FileSet, on_cpu
 
 Bad = Literal["raise", "skip"]
@@ -33,12 +34,11 @@ def read_folder(
     label: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> FileSet:
-    r"""All images, or all sounds, below a folder, in the order of their names.
+    r"""List all images, or all sounds, below a folder, in the order of their names.
 
     The class of a file is the sub-folder it is in; in a folder without sub-folders all are unlabelled. Instead, `label`
-    can be a regular expression whose first group finds the class in the path: `r"(\d)_[^/]*$"` for `7_anna_3.wav`; ""
-    leaves all unlabelled.
-    Classes are numbered in the order of their names (numbers by value), or as `class_names` says.
+    can be a regular expression whose first group matches the class in the path: `r"(\d)_[^/]*$"` for `7_anna_3.wav`;
+    "" leaves all unlabelled. Classes are numbered in the order of their names (numbers by value), or of `class_names`.
     """
     folder = Path(folder).expanduser()
     if not folder.is_dir():
@@ -48,7 +48,7 @@ def read_folder(
     sounds = [file for file in files if _suffix(file) in SOUNDS]
     if kind is None:
         if images and sounds:
-            raise DataError(f"{folder}: holds both images and sounds; say which with kind='image' or kind='audio'")
+            raise DataError(f"{folder}: holds both images and sounds; choose with kind='image' or kind='audio'")
         kind = "audio" if sounds else "image"
     paths = images if kind == "image" else sounds
     if not paths:
@@ -61,19 +61,19 @@ def read_folder(
     else:
         names = [_matched(label, path, folder) for path in paths]
     if "" in names and len(set(names)) > 1:
-        stray = paths[names.index("")]
-        raise DataError(f"{folder / stray}: lies beside the class folders, so it has no class; move it into one")
-    known = list(class_names) if class_names is not None else sorted(set(names) - {""}, key=_by_value)
-    number = {name: k for k, name in enumerate(known)} | {"": OOD}
-    unknown = next((name for name in names if name not in number), None)
-    if unknown is not None:
-        raise DataError(f"{folder}: the class {unknown!r} is none of the {len(known)} known ones; rename or remove it")
+        path = paths[names.index("")]
+        raise DataError(f"{folder / path}: lies beside the class folders, so it has no class; move it into one")
+    class_names = tuple(class_names) if class_names is not None else tuple(sorted(set(names) - {""}, key=_by_value))
+    number = {name: k for k, name in enumerate(class_names)} | {"": OOD}
+    extra = next((name for name in names if name not in number), None)
+    if extra is not None:
+        raise DataError(f"{folder}: the class {extra!r} is none of the {len(class_names)} given; rename or remove it")
     y = torch.tensor([number[name] for name in names])
-    return FileSet(folder.name, folder, tuple(paths), y, tuple(known), f"all of {folder.name}", kind)
+    return FileSet(folder.name, folder, tuple(paths), y, class_names, f"all of {folder.name}", kind)
 
 
 def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Paths below a folder, relative to it, in order; hidden ones are left out, and links that lead back up."""
+    """Yield the paths below a folder, relative to it, in order, but no hidden ones and no links that lead back up."""
     info = folder.stat()
     here = (info.st_dev, info.st_ino)
     if here in above:
@@ -94,16 +94,17 @@ def _suffix(path: str) -> str:
 
 def _matched(pattern: str, path: str, folder: Path) -> str:
     try:
-        found = re.search(pattern, path)
-        return str(found[1]) if found and found[1] is not None else _no_label(folder / path, pattern)
+        match = re.search(pattern, path)
+        label = match[1] if match else None
     except (re.error, IndexError) as error:
         raise DataError(
             f"label pattern {pattern!r}: {error}; it must be a regular expression with one group"
         ) from error
-
-
-def _no_label(path: Path, pattern: str) -> str:
-    raise DataError(f"{path}: the label pattern {pattern!r} does not match it; mend the pattern or remove the file")
+    if label is None:
+        raise DataError(
+            f"{folder / path}: the label pattern {pattern!r} does not match it; correct the pattern or remove the file"
+        )
+    return str(label)
 
 
 def _by_value(name: str) -> tuple[int, int, str]:
@@ -112,7 +113,7 @@ def _by_value(name: str) -> tuple[int, int, str]:
 
 @on_cpu
 def read_imglist(imglist: str | Path, root: str | Path, *, bad: Bad = "raise") -> FileSet:
-    """An OpenOOD list: lines `relative/path label`, -1 for OOD, split at the first space; images lie below `root`."""
+    """Read an OpenOOD list: lines `path label` (-1 for OOD), split at the first space; paths start at `root`."""
     imglist, root = Path(imglist).expanduser(), Path(root).expanduser()
     paths, y = parse_imglist(imglist, bad=bad)
     missing = [i for i, path in enumerate(paths) if not (root / path).is_file()]
@@ -127,7 +128,7 @@ def read_imglist(imglist: str | Path, root: str | Path, *, bad: Bad = "raise") -
 
 
 def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...], tuple[int, ...]]:
-    """Paths and labels of an OpenOOD list; a line without a label, or whose path leaves the root, is an error."""
+    """Read paths and labels of an OpenOOD list; a line without a label, or whose path leaves the root, is an error."""
     paths, y, skipped = [], [], []
     try:
         lines = read_bytes(imglist).decode("utf-8-sig").split("\n")
@@ -148,7 +149,7 @@ def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...]
             paths.append(path)
             y.append(int(label))
         elif bad == "raise":
-            raise DataError(f"{imglist}, line {number} ({line[:80]!r}) {problem}; mend it or pass bad='skip'")
+            raise DataError(f"{imglist}, line {number} ({line[:80]!r}) {problem}; correct it or pass bad='skip'")
         else:
             skipped.append(number)
     if skipped:
@@ -160,12 +161,11 @@ def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...]
 
 @on_cpu
 def read_tin(folder: str | Path, split: Split) -> FileSet:
-    """TinyImageNet-200 as downloaded; "test" is its validation set, whose labels are in `val_annotations.txt`."""
+    """Read TinyImageNet-200 as downloaded; "test" is its validation set, whose labels are in `val_annotations.txt`."""
     folder = Path(folder).expanduser()
     check_split(split)
     if split == "train":
-        found = read_folder(folder / "train", kind="image")
-        return FileSet("tin", found.root, found.paths, found.y, found.class_names, "training images")
+        return dataclasses.replace(read_folder(folder / "train", kind="image"), name="tin", split="training images")
     table = folder / "val" / "val_annotations.txt"
     rows = [line.split("\t") for line in read_bytes(table).decode().splitlines() if line.strip()]
     short = next((i for i, row in enumerate(rows, 1) if len(row) < 2), None)
@@ -178,37 +178,37 @@ def read_tin(folder: str | Path, split: Split) -> FileSet:
         what = f"{lost[0]} is listed but missing" if lost else f"{len(present)} images but {len(rows)} labels"
         raise DataError(f"{table}: {what}; download the data set again")
     if (folder / "wnids.txt").exists():
-        classes = tuple(sorted((folder / "wnids.txt").read_text().split()))
+        class_names = tuple(sorted((folder / "wnids.txt").read_text().split()))
     else:
-        classes = tuple(sorted({row[1] for row in rows}))
-    number = {name: k for k, name in enumerate(classes)}
+        class_names = tuple(sorted({row[1] for row in rows}))
+    number = {name: k for k, name in enumerate(class_names)}
     if any(row[1] not in number for row in rows):
         raise DataError(f"{table}: names a class that wnids.txt does not; download the data set again")
     y = torch.tensor([number[row[1]] for row in rows])
-    return FileSet("tin", folder / "val" / "images", tuple(row[0] for row in rows), y, classes, "validation images")
+    return FileSet("tin", folder / "val" / "images", tuple(row[0] for row in rows), y, class_names, "validation images")
 
 
 def read_texture(folder: str | Path) -> FileSet:
-    """Textures (DTD) as downloaded: all images by class."""
+    """Read Textures (DTD) as downloaded: all images by class."""
     folder = Path(folder).expanduser()
-    found = read_folder(folder / "images" if (folder / "images").is_dir() else folder, kind="image")
-    return FileSet("texture", found.root, found.paths, found.y, found.class_names, "all images")
+    data = read_folder(folder / "images" if (folder / "images").is_dir() else folder, kind="image")
+    return dataclasses.replace(data, name="texture", split="all images")
 
 
 @on_cpu
 def read_places365(folder: str | Path) -> FileSet:
-    """Places365's validation images; labels from `places365_val.txt` where it is there, else none."""
+    """Read Places365's validation images, with labels from `places365_val.txt` if that is there."""
     folder = Path(folder).expanduser()
     images = folder / "val_256" if (folder / "val_256").is_dir() else folder
-    found = read_folder(images, kind="image", label="")  # sub-folders, where there are any, are no labels
+    data = read_folder(images, kind="image", label="")  # sub-folders, where there are any, are no labels
     table = next((p for p in (folder / "places365_val.txt", folder.parent / "places365_val.txt") if p.exists()), None)
-    y = found.y
+    y = data.y
     if table is not None:
         rows = dict(zip(*parse_imglist(table), strict=True))
-        unlabelled = [path for path in found.paths if PurePosixPath(path).name not in rows]
+        unlabelled = [path for path in data.paths if PurePosixPath(path).name not in rows]
         if unlabelled:
             raise DataError(
                 f"{table}: has no label for {unlabelled[0]}, one of {len(unlabelled)} images; get the whole file"
             )
-        y = torch.tensor([rows[PurePosixPath(path).name] for path in found.paths])
-    return FileSet("places365", images, found.paths, y, split="validation images")
+        y = torch.tensor([rows[PurePosixPath(path).name] for path in data.paths])
+    return dataclasses.replace(data, name="places365", y=y, split="validation images")

@@ -20,10 +20,10 @@ _LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
 
 @dataclass(frozen=True)
 class ImageTransform:
-    """What a network gets to see of an image; as many channels as `mean` has values (1: grey, 3: RGB).
+    """How images are prepared for a network; as many channels as `mean` has values (1: grey, 3: RGB).
 
-    In training, "crop" cuts at a random place after padding with black, as for CIFAR; "resized_crop" cuts a random box
-    of 8 to 100 % of the area and resizes it, as for ImageNet; "none" leaves the test transform.
+    In training, "crop" crops at a random place after padding with black, as for CIFAR; "resized_crop" takes a random
+    box of 8 to 100 % of the area and resizes it, as for ImageNet; "none" leaves the test transform.
     """
 
     resize: int  # short side
@@ -56,12 +56,12 @@ class ImageTransform:
 
     @property
     def channels(self) -> int:
-        """1 or 3."""
+        """The number of channels, 1 or 3."""
         return len(self.mean)
 
 
 def open_image(source: Path | Any) -> Any:
-    """A Pillow image, wholly decoded; a file that is cut short or is no image is a `DataError`."""
+    """Return a Pillow image, wholly decoded; a file that is truncated or is no image is a `DataError`."""
     image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
     if isinstance(source, Path) and not source.is_file():  # a pipe would be waited for
         raise DataError(f"{source}: there is no such file; check the list or the folder")
@@ -78,7 +78,7 @@ def open_image(source: Path | Any) -> Any:
 
 
 def as_image(sample: Any, where: str) -> Any:
-    """A Pillow image of an image, or of bytes (H, W), (C, H, W) or (H, W, C)."""
+    """Return a Pillow image of an image, or of bytes (H, W), (C, H, W) or (H, W, C)."""
     image_module = need("PIL.Image", "pillow")
     if isinstance(sample, image_module.Image):
         return sample
@@ -93,7 +93,7 @@ def as_image(sample: Any, where: str) -> Any:
 
 
 def with_channels(image: Any, channels: int) -> Any:
-    """Grey or RGB. Of 16-bit images the high byte is kept; Pillow itself would cut them off at 255."""
+    """Return the image in grey or RGB. A 16-bit image keeps its high byte; Pillow itself would saturate at 255."""
     if image.mode.startswith("I;16"):
         image = need("PIL.Image", "pillow").fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
@@ -105,7 +105,7 @@ def with_channels(image: Any, channels: int) -> Any:
 
 
 def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:
-    """Bytes (crop, crop, C) by the test transform: short side to `resize`, then the centre.
+    """Return bytes (crop, crop, C) by the test transform: short side to `resize`, then the centre.
 
     Pillow resizes the rows, rounds, and then the columns. So does this, but for the columns that the crop drops.
     """
@@ -126,7 +126,7 @@ def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:
 
 
 def train_pixels(image: Any, transform: ImageTransform, rng: np.random.Generator) -> np.ndarray:
-    """Bytes (crop, crop, C), augmented."""
+    """Return bytes (crop, crop, C), augmented."""
     image_module = need("PIL.Image", "pillow")
     if transform.augment == "resized_crop":
         image = with_channels(image, transform.channels)
@@ -146,7 +146,7 @@ def train_pixels(image: Any, transform: ImageTransform, rng: np.random.Generator
 
 
 def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, int, int, int]:
-    """A box of 8 to 100 % of the area with sides 3:4 to 4:3; where ten tries do not fit, the largest such box."""
+    """Draw a box of 8 to 100 % of the area with sides 3:4 to 4:3; if ten draws do not fit, the largest such box."""
     for _ in range(10):
         area = width * height * rng.uniform(0.08, 1.0)
         ratio = math.exp(rng.uniform(math.log(3 / 4), math.log(4 / 3)))

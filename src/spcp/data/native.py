@@ -1,4 +1,4 @@
-"""The compiled kernel (`pixels.c`) that cuts, mirrors and normalises images on the CPU."""
+"""The compiled kernel (`pixels.c`) that crops, mirrors and normalises images on the CPU."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _library = load_library(
 
 
 def available() -> bool:
-    """Whether the kernel was compiled when the package was installed (it takes a C compiler)."""
+    """Return whether the kernel was compiled when the package was installed (it takes a C compiler)."""
     return _library is not None
 
 
-def cut(
+def crop(
     images: Tensor,
     index: Tensor | None,
     windows: Tensor | None,
@@ -28,7 +28,7 @@ def cut(
     scale: Tensor,
     shift: Tensor,
 ) -> Tensor:
-    """`images[index]` (B, C, H, H), each cut at its window of the padded image, as `x * scale - shift`.
+    """Return `images[index]` (B, C, H, H), each cropped at its window of the padded image, as `x * scale - shift`.
 
     All are contiguous and on the CPU; images are bytes. A window is `2 * place + mirrored`.
     """

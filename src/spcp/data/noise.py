@@ -1,4 +1,4 @@
-"""Noise as odd data: for choosing hyperparameters where no odd data is at hand."""
+"""Noise as OOD data, for choosing hyperparameters where no other is at hand."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def noise(
     count: int = 1000,
     seed: int = 0,
 ) -> TensorSet:
-    """Noise at the resolution and with the statistics of the ID data, every sample labelled OOD.
+    """Make noise at the resolution and with the statistics of the ID data, every sample labelled OOD.
 
     Gaussian: every pixel `N(mean, std)` of its channel, as bytes. Uniform: every byte equally likely. For floats
     (embeddings, spectrograms): `N(mean, std)` of each feature, or uniform between its extremes.
@@ -53,7 +53,7 @@ def noise(
 
 
 def channel_statistics(data: TensorSet) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel of images in bytes, as fractions of 255.
+    """Return mean and standard deviation of each channel of images in bytes, as fractions of 255.
 
     >>> black_and_white = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1)
     >>> channel_statistics(TensorSet("two", black_and_white, torch.zeros(2).long()))

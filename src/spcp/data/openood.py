@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .images import ImageTransform
-from .sets import DataSet, labels
+from .sets import DataSet, labels, rank_in_class
 
 Rule = Callable[[DataSet], Tensor]  # which samples, where there is no list
 
@@ -20,19 +20,6 @@ def _first_a_class(n: int) -> Rule:
 
 def _after_first_a_class(n: int) -> Rule:
     return lambda data: (rank_in_class(labels(data)) >= n).nonzero()[:, 0]
-
-
-def rank_in_class(y: Tensor) -> Tensor:
-    """How many earlier samples have the same label.
-
-    >>> rank_in_class(torch.tensor([3, 5, 3, 3, 5]))
-    tensor([0, 0, 1, 2, 1])
-    """
-    order = y.argsort(stable=True)
-    _, counts = y.unique(return_counts=True)
-    rank = torch.empty_like(y)
-    rank[order] = torch.cat([torch.arange(n) for n in counts.tolist()]) if len(y) else order
-    return rank
 
 
 # TinyImageNet's classes that CIFAR has too; OpenOOD leaves them out (and single images, which only its lists name).
@@ -49,11 +36,11 @@ _TIN_IN_CIFAR = {
 
 
 def _tin(benchmark: str, validation: bool) -> Rule:
-    """Of the classes CIFAR lacks, in the order of their ids, every seventh is for validation until there are 20."""
-    known = set(_TIN_IN_CIFAR[benchmark].split())
+    """Take, of the classes CIFAR lacks, every seventh (in the order of their ids) for validation until there are 20."""
+    shared = set(_TIN_IN_CIFAR[benchmark].split())
 
     def rule(data: DataSet) -> Tensor:
-        free = [k for k, name in enumerate(data.class_names) if name not in known]
+        free = [k for k, name in enumerate(data.class_names) if name not in shared]
         chosen = set(free[::7][:20])
         wanted = chosen if validation else set(free) - chosen
         return torch.tensor([i for i, k in enumerate(labels(data).tolist()) if k in wanted])
@@ -65,7 +52,7 @@ def _tin(benchmark: str, validation: bool) -> Rule:
 class Part:
     """One set of a benchmark: where it comes from, which list names its images, and how many there are."""
 
-    source: str  # a key of _READERS
+    source: str  # the data set it is taken from
     imglist: str  # below benchmark_imglist, without .txt
     count: int  # 0: any
     half: str = "test"  # the official half it is taken from
@@ -75,7 +62,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Spec:
-    """A benchmark of OpenOOD's in numbers."""
+    """One of OpenOOD's benchmarks in numbers."""
 
     num_classes: int
     transform: ImageTransform
@@ -94,7 +81,7 @@ _TIN_TEXT = "classes that CIFAR lacks, {} OOD validation"
 
 
 def _imagenet(name: str, val: int, test: int, shifted: Mapping[str, tuple[str, int]]) -> Spec:
-    """ImageNet and its 200 classes share everything but the known images."""
+    """Describe ImageNet or its 200 classes, which share everything but the ID images."""
     lists = "imagenet/test_{}"
     return Spec(
         1000 if name == "imagenet" else 200,
@@ -131,7 +118,7 @@ def _after(n: int) -> Rule:
 
 
 def _cifar(name: str, transform: ImageTransform, a_class: int, near: Part, tin: tuple[int, int], places: int) -> Spec:
-    """CIFAR-10 and CIFAR-100 differ in numbers only."""
+    """Describe CIFAR-10 or CIFAR-100, which differ in numbers only."""
     return Spec(
         1000 // a_class,
         transform,

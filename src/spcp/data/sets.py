@@ -1,7 +1,4 @@
-"""A data set, in one of three shapes: a tensor in memory, files on disk, or items of somebody else's.
-
-`as_set` makes one of anything: a tensor, arrays, a torch Dataset, a Hugging Face dataset, a list.
-"""
+"""Data sets of three kinds: a tensor in memory, files on disk, or the items of another library's data set."""
 
 from __future__ import annotations
 
@@ -12,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from .audio import read_audio
 from .errors import DataError
+from .images import open_image
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -73,10 +71,8 @@ class FileSet:
         return len(self.paths)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        from . import audio, images
-
         path = self.root / self.paths[i]
-        return images.open_image(path) if self.kind == "image" else audio.read_audio(path), int(self.y[i])
+        return open_image(path) if self.kind == "image" else read_audio(path), int(self.y[i])
 
     def __repr__(self) -> str:
         return f"<FileSet {self.name}: {len(self)} {self.kind} files below {self.root}>"
@@ -84,7 +80,7 @@ class FileSet:
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ItemSet:
-    """Somebody else's map-style data set (torch's, Hugging Face's): `items[i]` is a sample, a pair or a dictionary."""
+    """A map-style data set of another library (torch, Hugging Face): an item is a sample, a pair or a dictionary."""
 
     name: str
     items: Any
@@ -96,7 +92,7 @@ class ItemSet:
         return len(self.items)
 
     def __getitem__(self, i: int) -> tuple[Any, int]:
-        return _pair(self.items[i], f"{self.name}, item {i}")
+        return sample_and_label(self.items[i], f"{self.name}, item {i}")
 
     def __repr__(self) -> str:
         return f"<ItemSet {self.name}: {len(self)} items of a {type(self.items).__name__}>"
@@ -105,7 +101,7 @@ class ItemSet:
 DataSet: TypeAlias = TensorSet | FileSet | ItemSet
 
 
-def _check_labels(name: str, count: int, y: Tensor, classes: Sequence[str]) -> None:
+def _check_labels(name: str, count: int, y: Tensor, class_names: Sequence[str]) -> None:
     if y.ndim == 2 and y.shape[1] > 1:
         raise DataError(f"{name}: labels of shape {tuple(y.shape)} look one-hot; give class numbers, y.argmax(1)")
     if y.ndim != 1 or y.dtype != torch.int64:
@@ -114,14 +110,14 @@ def _check_labels(name: str, count: int, y: Tensor, classes: Sequence[str]) -> N
         raise DataError(f"{name}: {count} samples but {len(y)} labels; give one label for each sample")
     if len(y) and int(y.min()) < OOD:
         raise DataError(f"{name}: a label is {int(y.min())}; classes count from 0, and {OOD} is for what has none")
-    if len(y) and classes and int(y.max()) >= len(classes):
+    if len(y) and class_names and int(y.max()) >= len(class_names):
         raise DataError(
-            f"{name}: a label is {int(y.max())}, but there are only {len(classes)} classes (counted from 0)"
+            f"{name}: a label is {int(y.max())}, but there are only {len(class_names)} classes (counted from 0)"
         )
 
 
 def on_cpu(function: Function) -> Function:
-    """Data is made on the CPU, whatever torch's default device is."""
+    """Make a function create its tensors on the CPU, whatever torch's default device is."""
 
     @functools.wraps(function)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
@@ -133,10 +129,10 @@ def on_cpu(function: Function) -> Function:
 
 @on_cpu
 def take(data: DataSet, index: Tensor | Sequence[int], **changes: Any) -> DataSet:
-    """The samples at `index`, in that order; `changes` are other fields of the new set, such as `split=...`.
+    """Return the samples at `index`, in that order; `changes` are other fields of the new set, such as `split=...`.
 
-    >>> take(as_set([torch.zeros(2), torch.ones(2)]), [1])[0]
-    (tensor([1., 1.]), -1)
+    >>> take(TensorSet("two", torch.tensor([[0.0], [1.0]]), torch.tensor([0, 1])), [1])[0]
+    (tensor([1.]), 1)
     """
     index = torch.as_tensor(index, dtype=torch.int64)
     if isinstance(data, TensorSet):
@@ -149,7 +145,7 @@ def take(data: DataSet, index: Tensor | Sequence[int], **changes: Any) -> DataSe
 
 @on_cpu
 def as_ood(data: DataSet, **changes: Any) -> DataSet:
-    """The same samples, every one labelled as belonging to no class."""
+    """Return the same samples, every one labelled OOD."""
     if isinstance(data, ItemSet):
         return dataclasses.replace(data, items=_Unlabelled(data.items), class_names=(), **changes)
     return dataclasses.replace(data, y=torch.full_like(data.y, OOD), class_names=(), **changes)
@@ -167,22 +163,35 @@ class _Unlabelled(torch.utils.data.Dataset[Any]):
 
 
 def labels(data: DataSet) -> Tensor:
-    """The labels (N,); somebody else's items are read for it, once, unless they tell (`targets`, a column)."""
+    """Return the labels (N,). An `ItemSet` without `targets` or a label column is read for them, once."""
     if not isinstance(data, ItemSet):
         return data.y
     if data._labels is None:
-        known: Any = getattr(data.items, "targets", None)  # torchvision
-        if known is None and hasattr(data.items, "column_names"):  # Hugging Face: without decoding the images
-            known = next((data.items[key] for key in LABEL_NAMES if key in data.items.column_names), None)
-        numbers = [_label(label, data.name) for label in known] if known is not None else None
-        found = numbers or [data[i][1] for i in range(len(data))]
-        object.__setattr__(data, "_labels", torch.tensor(found, dtype=torch.int64, device="cpu"))
+        column: Any = getattr(data.items, "targets", None)  # torchvision
+        if column is None and hasattr(data.items, "column_names"):  # Hugging Face: without decoding the images
+            column = next((data.items[key] for key in LABEL_NAMES if key in data.items.column_names), None)
+        y = [_label(label, data.name) for label in column] if column is not None else None
+        y = y or [data[i][1] for i in range(len(data))]
+        object.__setattr__(data, "_labels", torch.tensor(y, dtype=torch.int64, device="cpu"))
     assert data._labels is not None
     return data._labels
 
 
+def rank_in_class(y: Tensor) -> Tensor:
+    """Return for each sample how many earlier ones have its label.
+
+    >>> rank_in_class(torch.tensor([3, 5, 3, 3, 5]))
+    tensor([0, 0, 1, 2, 1])
+    """
+    order = y.argsort(stable=True)
+    _, counts = y.unique(return_counts=True)
+    rank = torch.empty_like(y)
+    rank[order] = torch.cat([torch.arange(n) for n in counts.tolist()]) if len(y) else order
+    return rank
+
+
 def histogram(data: DataSet) -> dict[str, int]:
-    """How many samples each class has; "ood" for those of no class.
+    """Count the samples of each class; "ood" stands for those of no class.
 
     >>> histogram(TensorSet("two", torch.zeros(3, 1), torch.tensor([0, 1, 1]), class_names=("cat", "dog")))
     {'cat': 1, 'dog': 2}
@@ -193,47 +202,8 @@ def histogram(data: DataSet) -> dict[str, int]:
 
 
 @on_cpu
-def as_set(data: Any, name: str = "data") -> DataSet:
-    """Make a data set of anything that holds samples.
-
-    A set stays as it is. A tensor or array is unlabelled samples; `(x, y)` of two tensors or arrays, and a
-    `TensorDataset`, are samples and labels: images of bytes (N, H, W), (N, H, W, C) or (N, C, H, W), or floats. A list
-    of tensors, or of (tensor, label) pairs, is stacked where shapes agree. Any object with `len` and integer indexing
-    (a torch Dataset, a Hugging Face dataset, a list of Pillow images) is read item by item: an item is a sample, a
-    `(sample, label, ...)` pair, or a dictionary with an image and a label. A path is read by `spcp.data.read`.
-    """
-    if isinstance(data, TensorSet | FileSet | ItemSet):
-        return data
-    if isinstance(data, str | Path):
-        from .own import read
-
-        return read(data)
-    if data is None or hasattr(data, "transform_of"):
-        what = (
-            "is missing (see the benchmark's notes)" if data is None else "is a whole benchmark; pass one of its sets"
-        )
-        raise DataError(f"{name}: {what}")
-    if isinstance(data, torch.utils.data.TensorDataset):
-        data = data.tensors[:2] if len(data.tensors) > 1 else data.tensors[0]
-    if isinstance(data, Tensor | np.ndarray):
-        return tensor_set(name, torch.as_tensor(data), None)
-    if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
-        return tensor_set(name, torch.as_tensor(data[0]), torch.as_tensor(data[1]))
-    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict)
-    if isinstance(data, torch.utils.data.IterableDataset) or not indexed:
-        raise DataError(
-            f"{name}: a {type(data).__name__} has no length or no index; give a map-style data set or list(...) of it"
-        )
-    if isinstance(data, list) and data and isinstance(data[0], Tensor | tuple):
-        pairs = [_pair(item, f"{name}, item {i}") for i, item in enumerate(data)]
-        if all(isinstance(x, Tensor) and x.shape == pairs[0][0].shape for x, _ in pairs):
-            return tensor_set(name, torch.stack([x for x, _ in pairs]), torch.tensor([y for _, y in pairs]))
-    return ItemSet(name, data, class_names=_class_names(data), split="as given")
-
-
-@on_cpu
 def tensor_set(name: str, x: Tensor, y: Tensor | None, split: str = "as given") -> TensorSet:
-    """Samples and labels of any kind, checked: images in planes, floats in single precision and finite."""
+    """Make a checked set of samples and labels: images become (N, C, H, W), floats float32, and all must be finite."""
     if x.dtype == torch.uint8 and x.ndim in (3, 4):
         x = _planar(x)
     elif x.is_floating_point():
@@ -251,7 +221,7 @@ def tensor_set(name: str, x: Tensor, y: Tensor | None, split: str = "as given") 
 
 
 def _planar(x: Tensor) -> Tensor:
-    """(N, C, H, W) from (N, H, W), (N, H, W, C) or itself."""
+    """Return images (N, H, W), (N, H, W, C) or (N, C, H, W) as (N, C, H, W)."""
     if x.ndim == 3:
         return x[:, None]
     if x.shape[1] not in (1, 3) and x.shape[3] in (1, 3):
@@ -259,7 +229,7 @@ def _planar(x: Tensor) -> Tensor:
     return x
 
 
-# What samples and their labels are called in dictionaries and in array files.
+# The names of samples and labels in dictionaries and in array files.
 SAMPLE_NAMES = (
     "image",
     "audio",
@@ -276,8 +246,8 @@ SAMPLE_NAMES = (
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "targets", "y", "class")
 
 
-def _pair(item: Any, where: str) -> tuple[Any, int]:
-    """Sample and label of an item as data sets give them."""
+def sample_and_label(item: Any, where: str) -> tuple[Any, int]:
+    """Return the sample and the label of an item: a sample, a pair, or a dictionary."""
     label: Any = OOD
     if isinstance(item, dict):
         label = next((item[key] for key in LABEL_NAMES if item.get(key) is not None), OOD)
@@ -305,13 +275,3 @@ def _sample(item: Any, where: str) -> Any:
             raise DataError(f"{where}: none of its keys {sorted(item)} is one of {', '.join(SAMPLE_NAMES)}; rename one")
         return item[key]
     return item[0] if isinstance(item, tuple | list) else item
-
-
-def _class_names(data: Any) -> tuple[str, ...]:
-    """Names of the classes, where the data set tells: `features[label].names` (Hugging Face), `.classes` (torch)."""
-    features = getattr(data, "features", None)
-    if isinstance(features, dict):
-        names = next((features[key].names for key in LABEL_NAMES if hasattr(features.get(key), "names")), ())
-    else:
-        names = getattr(data, "classes", ())
-    return tuple(map(str, names))

@@ -17,7 +17,7 @@ from ..data import (
     as_ood,
     load_benchmark,
     log_mel,
-    own_benchmark,
+    make_benchmark,
     read_folder,
     take,
 )
@@ -57,7 +57,7 @@ def spoken_digits(root: str | Path | None) -> Benchmark:
     recording = [Path(path).name.split("-")[1] for path in clips.paths]  # of which there may be several clips
     rank = {name: i for i, name in enumerate(sorted(set(recording)))}
     validates = torch.tensor([rank[name] % 2 == 0 for name in recording])
-    benchmark = own_benchmark(
+    benchmark = make_benchmark(
         take(sounds, is_id.nonzero()[:, 0], class_names=sounds.class_names[:ID_DIGITS]),
         {"environment": take(clips, (~validates).nonzero()[:, 0])},
         near={"other digits": take(as_ood(sounds), (~is_id).nonzero()[:, 0])},
@@ -83,7 +83,7 @@ def tones(root: str | Path | None) -> Benchmark:
     y = torch.arange(4).repeat_interleave(60)
     id_set = TensorSet("tones", torch.cat([chords(k, 60) for k in range(4)]), y, class_names=tuple("abcd"))
     near = TensorSet("near", chords(4, 30), torch.full((30,), -1))
-    return own_benchmark(
+    return make_benchmark(
         id_set,
         {"noise": _noise(30, transform, 1)},
         near={"another": near},

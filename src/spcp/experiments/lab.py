@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ..bank import FeatureBank
 from ..config import DEFAULTS, Config, config_for, rho_norm_for
 from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError
 from ..evaluation import Evaluation
-from ..features import Features
 from ..files import read_tensors, written
 from ..methods import METHODS, TRUNCATING
 from ..progress import track
@@ -39,7 +39,7 @@ class Row:
     method: str = "plain"
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, as `config_for` takes them
     score: str | None = None  # None: the method's
-    head: str = "truncating"  # "plain": truncated in training only; "fitted", or "auto": at inference only
+    head: str = "trained"  # "plain": truncates in training only; "fitted" or "auto": at inference only
     backbone: str = ""  # as the paper calls it, where a table compares several
     benchmark: str = ""  # that it runs on; set by the experiment
     setting: str = ""  # the benchmark's name, where an experiment has several
@@ -134,19 +134,16 @@ class Lab:
         if run.folder not in self._open:
             self._open = {run.folder: Evaluation(run, self.benchmark(row.benchmark), folder=self.folder / "banks")}
         trained = self._open[run.folder]
-        if row.head == "truncating":
-            return trained
-        head: str | nn.Linear = row.head
         if row.head == "fitted":
-            head = fitted_head(trained.features("train"), trained.head, self.rho_norm(row.benchmark))
+            return TruncatedAtInference(trained, self.rho_norm(row.benchmark), "train")
         if row.head == "auto":
-            head = fitted_head(trained.features("val"), trained.head, "auto")
-        return Evaluation(
-            trained.model, trained.benchmark, method=trained.method, head=head, folder=self.folder / "banks"
-        )
+            return TruncatedAtInference(trained, "auto", "val")
+        if row.head == "plain":
+            return Evaluation(run, trained.benchmark, truncate=False, folder=trained.folder)
+        return trained
 
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
-        """Score a row's run on every set: {"accuracy": ..., "rows": [...]}; kept beside the run."""
+        """Score a row's run on every set: {"rows": [...]}, the records of a `Table`; kept beside the run."""
         run = self.run(row, seed)
         name = row.score or METHODS[row.method][0].score
         rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
@@ -155,7 +152,7 @@ class Lab:
         def score() -> dict[str, Any]:
             evaluation = self.evaluation(row, seed)
             table = evaluation.table([name], search=evaluation.benchmark.val is not None)
-            return {"accuracy": table.rows[0]["accuracy"], "rows": [dict(line) for line in table.rows]}
+            return {"rows": table.records()}
 
         return self._kept(path, row, score)
 
@@ -191,12 +188,12 @@ class Lab:
         return self._chosen.get(benchmark) if self.tunes(benchmark) else self.rho_norm(benchmark)
 
     def validated(self, benchmark: str, rho_norm: float) -> list[float]:
-        """Return the AUROC of energy on validation data, in percent, seed by seed."""
+        """Return the AUROC of energy on validation data, seed by seed."""
         row = Row("SPCP", "spcp", {"rho_norm": rho_norm}, benchmark=benchmark)
         return [self.validation(row, seed) for seed in self.seeds]
 
     def validation(self, row: Row, seed: int) -> float:
-        """Return the AUROC of the method's score on validation data, in percent; kept."""
+        """Return the AUROC of the method's score on validation data; kept."""
         path = self.run(row, seed).folder / "scored" / "validation.json"
         name = METHODS[row.method][0].score
         measured = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name)})
@@ -221,12 +218,26 @@ def _check_settings(run: Run, config: Config) -> None:
                 )
 
 
-def fitted_head(features: Features, head: nn.Linear, rho_norm: RhoNorm) -> nn.Linear:
-    """Return a copy of a plain head that truncates at inference, at the mean over samples of their quantiles."""
-    head = copy.deepcopy(head)
-    SPCPLinear.convert_(head, Truncation(rho_norm, stages="infer"))
-    fit_threshold(nn.Sequential(head), (h for h, *_ in features.parts()))
-    return head.eval().requires_grad_(False)
+class TruncatedAtInference(Evaluation):
+    """The evaluation of a network that was trained without truncation and truncates at inference.
+
+    Its threshold is the mean over the samples of a set of their quantiles. Features do not depend on it, so they are
+    those of the evaluation without truncation.
+    """
+
+    def __init__(self, trained: Evaluation, rho_norm: RhoNorm, role: str) -> None:
+        model = copy.deepcopy(trained.model)
+        head: Any = model.network.get_submodule(model.classifier)
+        SPCPLinear.convert_(head, Truncation(rho_norm, stages="infer"))
+        fit_threshold(nn.Sequential(head), (part.features for part in trained.bank(role).parts()))
+        super().__init__(model, trained.benchmark, folder=trained.folder)
+        self.trained = trained
+
+    def bank(self, role: str) -> FeatureBank:
+        """Return the bank of a set, with truncated logits."""
+        if role not in self._banks:
+            self._banks[role] = self.trained.bank(role).with_head(self.model.head)
+        return self._banks[role]
 
 
 def _fewer(benchmark: Benchmark, count: int) -> Benchmark:

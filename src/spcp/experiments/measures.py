@@ -35,14 +35,14 @@ def detection(lab: Lab, rows: Sequence[Row]) -> Values:
         measured = values[label(row)]
         scored = lab.scored(row, seed)
         for line in scored["rows"]:
-            column = line["group"] if line["set"] == "mean" else line["set"]
+            column = line["group"] if line["dataset"] == "mean" else line["dataset"]
             for metric in ("auroc", "fpr95"):
-                measured[column, metric.upper()].append(line[metric])
+                measured[column, metric.upper()].append(100 * line[metric])
         if row.benchmark in audio.BENCHMARKS:  # the paper's table has one column for all
-            sets = [line for line in scored["rows"] if line["set"] != "mean"]
+            sets = [line for line in scored["rows"] if line["dataset"] != "mean"]
             for metric in ("auroc", "fpr95"):
-                measured["ood", metric.upper()].append(sum(line[metric] for line in sets) / len(sets))
-        measured["id", "ACC"].append(scored["accuracy"])
+                measured["ood", metric.upper()].append(100 * sum(line[metric] for line in sets) / len(sets))
+        measured["id", "ACC"].append(100 * scored["rows"][0]["accuracy"])
     return values
 
 
@@ -51,7 +51,8 @@ def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
     values = _empty(rows)
     for seed, row in lab.tracked(rows):
         evaluation = lab.evaluation(row, seed)
-        pattern = pattern_of((h for h, *_ in evaluation.features("test").parts()), evaluation.head)
+        features = (part.features for part in evaluation.bank("test").parts())
+        pattern = pattern_of(features, evaluation.model.head)
         shares = pattern.sparsity()
         for metric, value in (
             ("top 1 %", 100 * shares.top_1_percent),
@@ -69,7 +70,7 @@ def norms(lab: Lab, rows: Sequence[Row]) -> Values:
     for seed, row in lab.tracked(rows):
         evaluation = lab.evaluation(row, seed)
         roles = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/"))]
-        id_norm, *ood_norms = (evaluation.features(role).h.norm(dim=1).mean() for role in ("test", *roles))
+        id_norm, *ood_norms = (evaluation.bank(role).features.norm(dim=1).mean() for role in ("test", *roles))
         for role, norm in zip(roles, ood_norms, strict=True):
             values[label(row)][role.partition("/")[2], "norm ratio"].append(float(norm / id_norm))
     return values

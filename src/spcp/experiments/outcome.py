@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import enum
-import io
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any
 
 from ..comparison import Difference, Verdict, compare_arms, welch_interval
 from ..metrics import Interval, mean_and_deviation
+from ..tables import to_csv
 from .catalogue import Claim
 from .measures import HIGHER, Measure, Values
 
@@ -138,12 +137,7 @@ class Outcome:
 
     def csv(self) -> str:
         """Write the records as CSV."""
-        file = io.StringIO()
-        records = self.records()
-        writer = csv.DictWriter(file, list(records[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(records)
-        return file.getvalue()
+        return to_csv(self.records())
 
     def json(self) -> str:
         """Write everything as JSON, in a few kilobytes."""

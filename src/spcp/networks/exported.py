@@ -26,12 +26,13 @@ class Exported(Network):
         inputs = [node for node in body.graph.nodes if node.op == "placeholder"]
         if last.target is not torch.ops.aten.linear.default or len(inputs) != 1:
             raise InputError("the program must take one tensor and end in a linear layer; export the classifier alone")
-        names = zip(("weight", "bias"), last.args[1:], strict=False)
-        tensors = {key: operator.attrgetter(node.target)(body) for key, node in names}
+        given = dict(zip(("input", "weight", "bias"), last.args, strict=False)) | last.kwargs  # by place, or by name
+        nodes = {key: given[key] for key in ("weight", "bias") if given.get(key) is not None}
+        tensors = {key: operator.attrgetter(node.target)(body) for key, node in nodes.items()}
         num_classes, num_features = tensors["weight"].shape
         self.classifier = nn.Linear(num_features, num_classes, bias="bias" in tensors)
         self.classifier.load_state_dict(tensors)
-        outputs.args = (last.args[0],)
+        outputs.args = (given["input"],)
         body.graph.set_codegen(torch.fx.graph.CodeGen())  # a tensor in, a tensor out
         body.graph.erase_node(last)
         body.recompile()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from ..data import Benchmark
 from ..errors import InputError
 from ..runs import Run
+from ..tables import to_csv
 from . import figures, page
 from .contents import contents, sparsity_rows
 from .study import Study as Study
@@ -46,7 +45,7 @@ def report(
 
 def write(study: Study, folder: str | Path) -> Path:
     """Write the report on a study, and return its page."""
-    files = {"results.csv": all_rows(study).csv(), "operating.csv": _csv(operating_points(study))}
+    files = {"results.csv": to_csv(all_rows(study)), "operating.csv": to_csv(operating_points(study))}
     return page.write(folder, "report", contents(study), figures.draw(study), files)
 
 
@@ -60,11 +59,3 @@ def patterns(runs: Sequence[str | Path | Run], folder: str | Path) -> tuple[list
     drawn = {"patterns": figures.sorted_matrices(study.arms), "units": figures.unit_contributions(study)}
     files = [figures.save(figure[0], folder, name) for name, figure in drawn.items() if figure is not None]
     return rows, list(itertools.chain(*files))
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> str:
-    file = io.StringIO()
-    writer = csv.DictWriter(file, list(rows[0]) if rows else ["arm"], lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return file.getvalue()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import dataclasses
 import datetime
 import json
 from typing import Any
@@ -49,9 +50,9 @@ def table(study: Study, measure: str) -> list[dict[str, Any]]:
             rows.append({"score": score, "arm": arm.name, "cells": cells})
     best = max if "au" in measure else min
     for i in range(len(study.sets)):
-        top = best(round(row["cells"][i][0], 2) for row in rows)
+        top = best(round(row["cells"][i][0], 4) for row in rows)
         for row in rows:
-            row["cells"][i] = (*row["cells"][i], round(row["cells"][i][0], 2) == top)
+            row["cells"][i] = (*row["cells"][i], round(row["cells"][i][0], 4) == top)
     return rows
 
 
@@ -61,17 +62,8 @@ def sparsity_rows(study: Study) -> list[dict[str, Any]]:
     for arm in study.arms:
         if arm.runs[0].has_contributions:
             pattern = arm.runs[0].pattern()
-            sparsity = pattern.sparsity()
-            rows.append(
-                {
-                    "arm": arm.name,
-                    "top_1_percent": 100 * sparsity.top_1_percent,
-                    "top_10_percent": 100 * sparsity.top_10_percent,
-                    "participation_ratio": sparsity.participation_ratio,
-                    "gini": sparsity.gini,
-                    "truncated_percent": 100 * float(pattern.truncated.mean()),
-                }
-            )
+            truncated = float(pattern.truncated.mean())
+            rows.append({"arm": arm.name, **dataclasses.asdict(pattern.sparsity()), "truncated": truncated})
     return rows
 
 

@@ -105,15 +105,15 @@ def _example(study: Study, role: str, i: int) -> Example:
 def _result(study: Study, run: EvaluatedRun, role: str, i: int) -> tuple[float, int]:
     """Return the p-value and the predicted class of a sample."""
     scores = run.table.scores[study.main_score, role][i : i + 1]
-    return float(run.p_values(study.main_score, scores)), int(run.evaluation.features(role).k[i])
+    return float(run.p_values(study.main_score, scores)), int(run.evaluation.bank(role).predictions[i])
 
 
 def _bars(run: EvaluatedRun, role: str, i: int, k: int) -> tuple[list[tuple[float, float]], float]:
     """Return the 12 largest contributions to class k, what is kept and what is truncated, and the sum of the others."""
-    head = run.evaluation.head
+    head = run.evaluation.model.head
     threshold = effective_threshold(head)
     limit = float("inf") if threshold is None else float(threshold)
-    c = run.evaluation.features(role).h[i] * head.weight[k].detach().cpu()
+    c = run.evaluation.bank(role).features[i] * head.weight[k].detach().cpu()
     bars = [(min(value, limit), max(0.0, value - limit)) for value in c.sort(descending=True).values[:12].tolist()]
     return bars, float(c.clamp(max=limit).sum()) - sum(kept for kept, _ in bars)
 

@@ -97,8 +97,8 @@ def unit_contributions(study: Study) -> Drawn | None:
         return None
     first = arms[0].runs[0]
     sets = [(group, name) for group, name in study.sets if name != "mean"]
-    group, name = min(sets, key=lambda key: first.table.get(study.main_score, *key)["auroc"])
-    k = int(first.evaluation.features(f"{group}/{name}").k.mode().values)
+    group, name = min(sets, key=lambda key: first.table.get(study.main_score, *key).auroc)
+    k = int(first.evaluation.bank(f"{group}/{name}").predictions.mode().values)
     label = study.benchmark.class_names[k]
     with axes_of(1, len(arms), 3.6 * len(arms), 2.6, sharey=True) as (figure, axes):
         for axis, arm in zip(axes[0], arms, strict=True):
@@ -120,11 +120,11 @@ def unit_contributions(study: Study) -> Drawn | None:
 
 def _class_contributions(run: EvaluatedRun, role: str, k: int, labelled: bool) -> Tensor | None:
     """Average `min(W[k,d] h[d], threshold)` over samples of class k, or taken for it: (D,); None if there are none."""
-    features, head = run.evaluation.features(role), run.evaluation.head
-    chosen = (features.y == k) if labelled else (features.k == k)
+    bank, head = run.evaluation.bank(role), run.evaluation.model.head
+    chosen = (bank.labels if labelled else bank.predictions) == k
     if not chosen.any():
         return None
-    c = features.h[chosen].float() * head.weight[k].detach().cpu()
+    c = bank.features[chosen] * head.weight[k].detach().cpu()
     threshold = effective_threshold(head)
     return (c if threshold is None else c.clamp(max=threshold.item())).mean(0)
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..calibration import needed, p_values, rank_for
 from ..comparison import Difference, compare_arms
 from ..config import Config
+from ..conformal import p_values, samples_needed, threshold_rank
 from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
 from ..errors import InputError
@@ -45,17 +45,18 @@ class EvaluatedRun:
     @property
     def has_contributions(self) -> bool:
         """Tell whether a linear layer makes the logits, so that there are contributions to look at."""
-        method = self.evaluation.method
+        method = self.evaluation.model.method
         return method is None or "weights" in method.readable
 
     def pattern(self) -> Pattern:
         """Return the mean contributions over the ID test set."""
-        return pattern_of((h for h, *_ in self.evaluation.features("test").parts()), self.evaluation.head)
+        features = (part.features for part in self.evaluation.bank("test").parts())
+        return pattern_of(features, self.evaluation.model.head)
 
     def score_threshold(self, score: str, alpha: float = ALPHA) -> float | None:
         """Return the threshold below which an input is flagged; None if there are too few validation samples."""
         scores = self._calibration(score)
-        return float(scores[rank_for(len(scores), alpha) - 1]) if len(scores) >= needed(alpha) else None
+        return float(scores[threshold_rank(len(scores), alpha) - 1]) if len(scores) >= samples_needed(alpha) else None
 
     def p_values(self, score: str, scores: Tensor) -> Tensor:
         """Return the conformal p-values of some scores."""
@@ -82,8 +83,8 @@ class Arm:
 
     @property
     def accuracy(self) -> tuple[float, float]:
-        """Return the mean and deviation over seeds of the accuracy on the ID test set, in percent."""
-        return mean_and_deviation([run.table.rows[0]["accuracy"] for run in self.runs])
+        """Return the mean and deviation over seeds of the accuracy on the ID test set."""
+        return mean_and_deviation([run.table.rows[0].accuracy for run in self.runs])
 
     @property
     def seeds(self) -> tuple[int, ...]:
@@ -132,7 +133,7 @@ class Study:
     @property
     def sets(self) -> tuple[tuple[str, str], ...]:
         """List groups and sets, each group's mean first."""
-        rows = list(dict.fromkeys((row["group"], row["set"]) for row in self.arms[0].runs[0].table.rows))
+        rows = list(dict.fromkeys((row.group, row.dataset) for row in self.arms[0].runs[0].table.rows))
         return tuple(sorted(rows, key=lambda row: (row[0] != "near", row[1] != "mean", rows.index(row))))
 
     def differences(self, arm: Arm) -> list[SetDifference]:
@@ -147,7 +148,7 @@ class Study:
         self, pairs: Sequence[tuple[EvaluatedRun, EvaluatedRun]], group: str, dataset: str
     ) -> SetDifference:
         names = [dataset] if dataset != "mean" else [name for key, name in self.sets if key == group and name != "mean"]
-        areas = [[run.table.get(self.main_score, group, dataset)["auroc"] for run in pair] for pair in pairs]
+        areas = [[run.table.get(self.main_score, group, dataset).auroc for run in pair] for pair in pairs]
         scores = [
             [(self._scores(run, "test"), [self._scores(run, f"{group}/{name}") for name in names]) for run in pair]
             for pair in pairs
@@ -187,7 +188,7 @@ def gather(
     groups: dict[str, list[EvaluatedRun]] = {}
     for run in track(opened, "evaluating", len(opened)):
         evaluation = Evaluation(run, data, folder=banks)
-        table = evaluation.table(scores or evaluation.usual(), also=() if data.val is None else ("val",))
+        table = evaluation.table(scores or evaluation.default_scores(), also=() if data.val is None else ("val",))
         history, epochs = run.history, run.config.epochs
         if len(history) < epochs:
             raise InputError(
@@ -202,11 +203,11 @@ def gather(
     for arm in arms:
         if len(set(arm.seeds)) < len(arm.seeds):
             raise InputError(f"{arm.runs[1].run.folder}: repeats a run with the same seed; name it once")
-    tables = [{row["detector"]: None for row in arm.runs[0].table.rows} for arm in arms]
+    tables = [{row.score: None for row in arm.runs[0].table.rows} for arm in arms]
     common = tuple(name for name in tables[0] if all(name in table for table in tables))
     if not common:
         raise InputError("no score makes sense for all of these runs; make a report for each kind")
-    method = arms[-1].runs[0].evaluation.method
+    method = arms[-1].runs[0].evaluation.model.method
     wanted = ("energy" if method is None else method.score, "energy", *common)
     main = next(name for name in wanted if name in common)
     return Study(title or f"{data.name}: ID or OOD?", data, arms, common, main, notes, tuple(choice))
@@ -239,10 +240,10 @@ def _description(run: Run) -> tuple[str | None, ...]:
 def _checked(data: Benchmark) -> tuple[Benchmark, tuple[str, ...]]:
     """Check that there is enough to report on; noise stands in for OOD sets where there are none."""
     notes = list(data.notes)
-    if data.val is None or len(data.val) < needed(ALPHA):
+    if data.val is None or len(data.val) < samples_needed(ALPHA):
         notes.append(
-            f"There are fewer than {needed(ALPHA)} validation samples, so no threshold can guarantee a false alarm "
-            "rate of 5 %: the report does not show what is flagged."
+            f"There are fewer than {samples_needed(ALPHA)} validation samples, so no threshold can guarantee a false "
+            "alarm rate of 5 %: the report does not show what is flagged."
         )
     if not data.near and not data.far:
         like = prepare(data.val or data.test, data.transform)
@@ -287,15 +288,18 @@ def operating_points(study: Study, alphas: Sequence[float] = (0.01, 0.05, 0.1)) 
                 limit = run.score_threshold(score, alpha)
                 for (name, role), scores in run.table.scores.items():
                     if limit is not None and name == score and role != "val":
-                        flagged = (~(scores >= limit)).double().mean().item() * 100
+                        flagged = (~(scores >= limit)).double().mean().item()
                         row = {"arm": arm.name, "seed": run.seed, "score": score, "alpha": alpha}
-                        rows.append(row | {"threshold": limit, "set": role, "flagged_percent": flagged})
+                        rows.append(row | {"threshold": limit, "set": role, "flagged": flagged})
     return rows
 
 
-def all_rows(study: Study) -> Table:
-    """Return every measure of every run."""
-    rows = [
-        {"arm": arm.name, "seed": run.seed, **row} for arm in study.arms for run in arm.runs for row in run.table.rows
+def all_rows(study: Study) -> list[dict[str, Any]]:
+    """List every measure of every run."""
+    return [
+        {"arm": arm.name, "seed": run.seed, **row.as_record()}
+        for arm in study.arms
+        for run in arm.runs
+        for row in run.table.rows
+        if row.score in study.scores
     ]
-    return Table(tuple(row for row in rows if row["detector"] in study.scores), {})

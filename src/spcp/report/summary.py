@@ -17,13 +17,13 @@ def summarize(study: Study) -> list[str]:
         sentences += [_group(study.main_score, subject, reference, row) for row in groups]
         sentences += _extremes(subject, reference, [row for row in differences if row.dataset != "mean"])
         before, after = reference.accuracy[0], subject.accuracy[0]
-        sentences.append(f"ID accuracy: {before:.1f} % with {reference.name}, {after:.1f} % with {subject.name}.")
+        sentences.append(f"ID accuracy: {before:.1%} with {reference.name}, {after:.1%} with {subject.name}.")
     else:
         for group in study.groups:
             mean, deviation = subject.mean(study.main_score, group)["auroc"]
-            area = f"{mean:.1f} ± {deviation:.1f}" if len(subject.runs) > 1 else f"{mean:.1f}"
+            area = f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if len(subject.runs) > 1 else "")
             sentences.append(f"{subject.name}: AUROC {area} on {group}-OOD sets with {study.main_score}.")
-        sentences.append(f"ID accuracy: {subject.accuracy[0]:.1f} %.")
+        sentences.append(f"ID accuracy: {subject.accuracy[0]:.1%}.")
         if reference is None:
             sentences.append("There is no run without truncation to compare with; add one (spcp train --method plain).")
         elif reference is not subject:
@@ -34,12 +34,13 @@ def summarize(study: Study) -> list[str]:
 def _group(score: str, subject: Arm, reference: Arm, row: SetDifference) -> str:
     """State the difference on a group of sets."""
     seeds, p_value = row.difference.by_seed, row.difference.p_value or 0.0
-    areas = f"AUROC of {score} {row.reference:.1f} → {row.arm:.1f}, {row.difference.mean:+.1f} points"
+    before, after, points = 100 * row.reference, 100 * row.arm, 100 * row.difference.mean
+    areas = f"AUROC of {score} {before:.1f} → {after:.1f}, {points:+.1f} points"
     test = f"{'p < 0.001' if p_value < 0.001 else f'p = {p_value:.3f}'} over test samples"
     if row.difference.interval is None:
         certainty = f"{test}; one seed is weak evidence, train more"
     else:
-        low, high = row.difference.interval
+        low, high = (100 * bound for bound in row.difference.interval)
         larger = sum(value > 0 for value in seeds)
         certainty = f"larger in {larger} of {len(seeds)} seeds, 95 % interval {low:+.1f} to {high:+.1f}; {test}"
     if row.difference.verdict is Verdict.UNCLEAR:
@@ -54,11 +55,11 @@ def _extremes(subject: Arm, reference: Arm, sets: list[SetDifference]) -> list[s
     """State where the gain is largest, and where it is a loss."""
     ordered = sorted(sets, key=lambda row: row.difference.mean)
     best, losses = ordered[-1], [row for row in ordered if row.difference.mean < 0]
-    gain = best.difference.mean
+    gain = 100 * best.difference.mean
     sentences = [f"The largest gain is on {best.dataset} ({gain:+.1f})."] if gain > 0 else []
     if losses:
         listed = ", ".join(
-            f"{row.dataset} ({row.difference.mean:+.1f}, {row.difference.verdict.value})" for row in losses
+            f"{row.dataset} ({100 * row.difference.mean:+.1f}, {row.difference.verdict.value})" for row in losses
         )
         sentences.append(f"{subject.name} is below {reference.name} on {listed}.")
     elif len(sets) > 1:
@@ -73,7 +74,7 @@ def _inverted(study: Study) -> list[str]:
         areas = {
             name: arm.mean(study.main_score, group, name)["auroc"][0] for group, name in study.sets if name != "mean"
         }
-        names = [name for name, area in areas.items() if area < 50]
+        names = [name for name, area in areas.items() if area < 0.5]
         if names:
             listed = " and ".join(part for part in (", ".join(names[:-1]), names[-1]) if part)
             sentences.append(
@@ -90,5 +91,5 @@ def _best(study: Study) -> list[str]:
         arm, score = max(means, key=lambda key: means[key])
         if score != study.main_score:
             area, count = means[arm, score], len(study.scores)
-            sentences.append(f"The best of {count} scores on {group}-OOD sets is {score} with {arm}: {area:.1f}.")
+            sentences.append(f"The best of {count} scores on {group}-OOD sets is {score} with {arm}: {100 * area:.1f}.")
     return sentences

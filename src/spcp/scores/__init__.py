@@ -1,11 +1,11 @@
-"""Detectors: one file each, the score as a formula, and a thin module with its paper and its sweep list."""
+"""Scores: one file each, with the formula, the paper, the ranges of the options and the values to search among."""
 
 from collections.abc import Mapping
 from typing import Any
 
+from ..errors import InputError
 from .ash import ASH as ASH
 from .base import Score as Score
-from .base import plain_head as plain_head
 from .dice import DICE as DICE
 from .energy import Energy as Energy
 from .fdbd import FDBD as FDBD
@@ -30,7 +30,7 @@ from .two_views import TwoViews as TwoViews
 from .vim import ViM as ViM
 from .vra import VRA as VRA
 
-# By name: the score, and the options that make it this one.
+# By name: the class, and the options that make it this score.
 SCORES: Mapping[str, tuple[type[Score], Mapping[str, Any]]] = {
     "msp": (MSP, {}),
     "maxlogit": (MaxLogit, {}),
@@ -59,3 +59,25 @@ SCORES: Mapping[str, tuple[type[Score], Mapping[str, Any]]] = {
     "two-views": (TwoViews, {}),
     "mos": (MOS, {}),
 }
+
+
+def build_score(name: str, **options: Any) -> Score:
+    """Build a score by its name, with options in their ranges.
+
+    >>> build_score("knn", k=10).options
+    {'k': 10}
+    """
+    if name not in SCORES:
+        raise InputError(f"there is no score {name!r}; choose one of {', '.join(SCORES)}")
+    kind, defaults = SCORES[name]
+    try:
+        score = kind(**{**defaults, **options})
+    except TypeError as error:
+        raise InputError(f"{name}: {error}") from error
+    score.check_options()
+    return score
+
+
+def name_of(score: Score) -> str:
+    """Return the name of a score in `SCORES`, or of its class where it is not there."""
+    return next((name for name, (kind, _) in SCORES.items() if type(score) is kind), type(score).__name__)

@@ -14,12 +14,12 @@ Kind = Literal["b", "s", "p"]
 
 
 def survivors(size: int, percentile: float) -> int:
-    """How many of the features survive: `n - round(n p / 100)`, one at least."""
+    """Return how many of the features survive: `n - round(n p / 100)`, at least one."""
     return max(1, size - round(size * percentile / 100))
 
 
 def ash(h: Tensor, percentile: float, kind: Kind) -> Tensor:
-    """The k largest features survive. b: all as sum(h) / k; s: times exp(sum before / sum after); p: as they are."""
+    """Keep the k largest features: as sum(h) / k (b), times exp(sum before / sum after) (s), or as they are (p)."""
     k = survivors(h.shape[1], percentile)
     top = h.topk(k, 1, sorted=False)
     if kind == "b":
@@ -40,12 +40,13 @@ class ASH(Score):
     formula = "logsumexp(W ash(h) + b)"
     cost = "one pass; the largest of B x D features, and the head once more; keeps nothing"
     reads = "head"
-    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}  # noqa: RUF012
+    ranges = {"percentile": (1, 100)}
+    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
     def __init__(self, *, percentile: float = 90.0, kind: Kind = "b") -> None:
         super().__init__()
         self.percentile, self.kind = percentile, kind
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the energy of the logits of shaped features, (B,)."""
         return energy(head_logits(head, ash(h, self.percentile, self.kind)))

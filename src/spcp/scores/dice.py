@@ -8,12 +8,12 @@ import numpy as np
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score, energy, entering
 
 
 def dice_mask(W: Tensor, mean: Tensor, p: float) -> Tensor:
-    """`W * mean(h) > its p-th percentile over all K * D`, (K, D)."""
+    """Return where `W * mean(h)` exceeds its p-th percentile over all K * D entries, (K, D)."""
     V = W.detach().double() * mean.double()
     return float(np.percentile(V.cpu().numpy(), p)) < V
 
@@ -25,6 +25,7 @@ class DICE(Score):
     formula = "logsumexp((W * keep) h + b)"
     cost = "one pass; the head once more; keeps K x D weights"
     reads = "head"
+    ranges = {"p": (1, 99)}
     fitted_on = "train"
     state = ("weight",)
     rows = 4096
@@ -34,13 +35,13 @@ class DICE(Score):
         super().__init__()
         self.p = p
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn which weights to keep."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Choose the weights to keep by the mean contributions of training samples."""
         mean = entering(data.moments().whole_mean[None], head)[0].to(head.weight.device)
         self.weight = head.weight.detach() * dice_mask(head.weight, mean, self.p)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the energy of the logits of the weights kept, (B,)."""
         logits: Tensor = functional_call(head, {"weight": self.weight}, (h.to(self.weight.dtype),))
         return energy(logits.to(h.dtype))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor, nn
 
 from .base import Score, energy
@@ -13,11 +15,12 @@ class Energy(Score):
     paper = "Energy-based Out-of-distribution Detection, NeurIPS 2020"
     formula = "T logsumexp(z / T)"
     cost = "one pass; a sum over B x K logits; keeps nothing"
+    ranges = {"T": (1e-6, math.inf)}
 
     def __init__(self, *, T: float = 1.0) -> None:
         super().__init__()
         self.T = T
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `T logsumexp(z / T)`, (B,)."""
         return energy(z, self.T)

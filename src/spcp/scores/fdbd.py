@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score
 
 
@@ -23,8 +23,8 @@ class FDBD(Score):
     mean: Tensor
     gaps: Tensor  # (K, K)
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn the mean, and the distances between the weights of classes."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the mean feature, and the distances between the weights of classes."""
         W = head.weight.detach().double()
         gaps = torch.cdist(W, W, compute_mode="donot_use_mm_for_euclid_dist").fill_diagonal_(1)  # 0 / 1 there
         self.gaps = gaps.clamp(min=torch.finfo(torch.float32).tiny).float()
@@ -32,7 +32,7 @@ class FDBD(Score):
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the mean-scaled sum of distances to the decision boundaries, (B,)."""
         top, predicted = z.max(1)
         away = (h - self.mean).norm(dim=1).clamp(min=torch.finfo(h.dtype).tiny)
         return ((top[:, None] - z) / self.gaps[predicted]).sum(1) / away

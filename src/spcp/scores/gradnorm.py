@@ -10,17 +10,17 @@ from .base import Score, chunks, entering
 
 
 def gradnorm(h: Tensor, z: Tensor, W: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:
-    """`sum_k |K p_k - 1| * sum_d |h_d|`; with truncation only over `d` with `W[k,d] h[d] <= threshold`."""
+    """Return `sum_k |K p_k - 1| * sum_d |h_d|`; with truncation only over `d` with `W[k,d] h[d] <= threshold`."""
     pull = (z.shape[1] * z.softmax(1) - 1).abs()  # (B, K)
     size = h.abs().sum(1)  # (B,)
     if threshold is None:
         return size * pull.sum(1)
     assert W is not None
-    cut = [  # sum_d |h_d| over what is cut, (B, K)
-        torch.einsum("bkd,bd->bk", (own[:, None] * W > threshold).to(h.dtype), own.abs())
-        for own in chunks(h, W.numel())
+    truncated = [  # sum_d |h_d| over truncated contributions, (B, K)
+        torch.einsum("bkd,bd->bk", (rows[:, None] * W > threshold).to(h.dtype), rows.abs())
+        for rows in chunks(h, W.numel())
     ]
-    return (pull * (size[:, None] - torch.cat(cut))).sum(1)
+    return (pull * (size[:, None] - torch.cat(truncated))).sum(1)
 
 
 class GradNorm(Score):
@@ -28,9 +28,9 @@ class GradNorm(Score):
 
     paper = "On the Importance of Gradients for Detecting Distributional Shifts in the Wild (GradNorm), NeurIPS 2021"
     formula = "||h||_1 sum_k |K p_k - 1|"
-    cost = "one pass; sums over B x K and B x D; a bound looks at all B x K x D contributions; keeps nothing"
+    cost = "one pass; sums over B x K and B x D; truncation looks at all B x K x D contributions; keeps nothing"
     reads = "weights"
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the L1 norm of the gradient, (B,)."""
         return gradnorm(entering(h, head), z, head.weight.detach(), effective_threshold(head))

@@ -7,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ..bank import FeatureBank
 from ..contributions import effective_threshold
-from ..features import Features
 from .base import Score, chunks, energy, entering
 
 
@@ -17,13 +17,14 @@ class ITP(Score):
 
     `mu` and `sigma` of a class's contributions over its training samples are `W mean` and `|W| std` of their features.
     A contribution is kept if `mu` is above the p-th percentile of its class, and `c < mu + l sigma`; the rest is 0.
-    With a truncating head, what is kept is bounded too.
+    With a truncating head, what is kept is truncated too.
     """
 
     paper = "ITP: Instance-Aware Test Pruning for Out-of-Distribution Detection, 2024"
     formula = "logsumexp_k(sum_d c [mu > pct(mu, p)] [c < mu + l sigma] + b)"
     cost = "one pass; all B x K x D contributions, in chunks; keeps K x D numbers"
     reads = "weights"
+    ranges = {"p": (1, 99)}
     fitted_on = "train"
     state = ("keep", "limit")
     keep: Tensor  # (K, D)
@@ -33,8 +34,8 @@ class ITP(Score):
         super().__init__()
         self.p, self.l = p, l
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn what is usual."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Choose the contributions to keep, and the limits of the rest, from the moments of training features."""
         moments, W = data.moments(), head.weight.detach().cpu().double()
         mean = entering(moments.mean[: len(W)], head)
         scale = entering(torch.ones_like(mean), head)
@@ -46,11 +47,11 @@ class ITP(Score):
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the energy of the logits of the contributions kept, (B,)."""
         W, threshold, parts = head.weight.detach(), effective_threshold(head), []
-        for own in chunks(entering(h, head), W.numel()):
-            c = own[:, None] * W  # (rows, K, D)
-            bounded = c if threshold is None else c.minimum(threshold)
-            parts.append(bounded.masked_fill(~(self.keep & (c < self.limit)), 0).sum(2))
+        for rows in chunks(entering(h, head), W.numel()):
+            c = rows[:, None] * W  # (rows, K, D)
+            truncated = c if threshold is None else c.minimum(threshold)
+            parts.append(truncated.masked_fill(~(self.keep & (c < self.limit)), 0).sum(2))
         logits = torch.cat(parts)
         return energy(logits if head.bias is None else logits + head.bias.detach())

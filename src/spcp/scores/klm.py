@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score
 
 
@@ -21,8 +21,8 @@ class KLM(Score):
     state = ("log_q",)
     log_q: Tensor  # (predicted classes, K)
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn the mean predictions; classes that are never predicted have none."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the mean predictions q_c; classes that are never predicted have none."""
         sums = torch.zeros(data.num_classes, data.num_classes, dtype=torch.float64)
         counts = torch.zeros(data.num_classes, dtype=torch.float64)
         for _, z, *_ in data.parts():
@@ -34,7 +34,7 @@ class KLM(Score):
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `-min_c KL(p || q_c)`, (B,)."""
         log_p = z.log_softmax(1)
         p = log_p.exp()
         entropy = -(p * log_p).nan_to_num(0).sum(1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score, unit
 
 ROWS, COLUMNS, BLOCK = 2048, 1024, 16  # a tile of similarities, and how many are looked at together
@@ -15,26 +16,26 @@ ROWS, COLUMNS, BLOCK = 2048, 1024, 16  # a tile of similarities, and how many ar
 
 @torch.no_grad()
 def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
-    """The k largest of `f . bank_i` for each row of f, (B, k), in any order.
+    """Return the k largest of `f . bank_i` for each row of f, (B, k), in any order.
 
     The product is made in tiles, which pack well and take little memory. Of a tile, only what exceeds the smallest of a
-    row's k best so far can change them: after the first few that is next to nothing, found by the maxima of blocks.
+    row's k best so far can change them: after the first few that is next to nothing; the maxima of blocks show where.
     """
     if torch.compiler.is_compiling() or not len(f):
         return (f @ bank.t()).topk(k, 1, sorted=False).values
     buffer = f.new_empty(min(ROWS, len(f)) * min(COLUMNS, len(bank)))
-    found = []
-    for own in f.split(ROWS):
-        best = f.new_empty(len(own), 0)
+    tops = []
+    for rows in f.split(ROWS):
+        best = f.new_empty(len(rows), 0)
         for part in bank.split(COLUMNS):
-            tile = buffer[: len(own) * len(part)].view(len(own), len(part))
-            best = _better(best, torch.mm(own, part.t(), out=tile), k)
-        found.append(best)
-    return torch.cat(found)
+            tile = buffer[: len(rows) * len(part)].view(len(rows), len(part))
+            best = _better(best, torch.mm(rows, part.t(), out=tile), k)
+        tops.append(best)
+    return torch.cat(tops)
 
 
 def _better(best: Tensor, tile: Tensor, k: int) -> Tensor:
-    """The k largest of each row of both, or all if there are fewer."""
+    """Return the k largest of each row of both, or all if there are fewer."""
     if best.shape[1] < k or tile.shape[1] % BLOCK:
         both = torch.cat([best, tile], 1) if best.shape[1] else tile
         return both.topk(min(k, both.shape[1]), 1, sorted=False).values
@@ -57,7 +58,8 @@ class KNN(Score):
     paper = "Out-of-Distribution Detection with Deep Nearest Neighbors (KNN), ICML 2022"
     formula = "-||f - f_(k)||^2, f = h / ||h||"
     cost = "one pass; a matrix product of B x N x D, in tiles; keeps all N training features"
-    sweep = {"k": (50, 100, 200, 500, 1000)}  # noqa: RUF012
+    ranges = {"k": (1, math.inf)}
+    sweep = {"k": (50, 100, 200, 500, 1000)}
     fitted_on = "train"
     state = ("bank",)
     rows = ROWS
@@ -67,13 +69,13 @@ class KNN(Score):
         super().__init__()
         self.k = k
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Keep the training samples."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Keep the training features, scaled to length 1."""
         self.bank = torch.cat([unit(h) for h, *_ in data.parts()]).to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return minus the squared distance to the k-th nearest training sample, (B,)."""
         f = unit(h)  # of length 1, or 0 for a sample without any features on
         near = top_similarities(f, self.bank, min(self.k, len(self.bank))).amin(1)
         return 2 * near - 1 - f.square().sum(1)

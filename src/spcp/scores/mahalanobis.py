@@ -7,19 +7,19 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score
 
 
 def whitening(covariance: Tensor) -> Tensor:
-    """A with `A A' = pinv(covariance)`, (D, rank), for a covariance in float64."""
+    """Return A with `A A' = pinv(covariance)`, (D, rank), for a covariance in float64."""
     values, vectors = torch.linalg.eigh(covariance)
     good = values > values[-1] * len(values) * torch.finfo(torch.float64).eps  # as pinv counts the rank
     return vectors[:, good] / values[good].sqrt()
 
 
 def nearest_distance(h: Tensor, centre: Tensor, whiten: Tensor, means: Tensor) -> Tensor:
-    """The smallest `(h - mu_c)' S^-1 (h - mu_c)`, (B,); `means` are the whitened `mu_c - centre`."""
+    """Return the smallest `(h - mu_c)' S^-1 (h - mu_c)`, (B,); `means` are the whitened `mu_c - centre`."""
     u = (h - centre) @ whiten  # small numbers, so that the squares below lose no digits
     apart = torch.addmm(means.square().sum(1), u, means.t(), alpha=-2)  # (B, K), less what all classes share
     return apart.amin(1) + u.norm(dim=1).square()
@@ -37,8 +37,8 @@ class Mahalanobis(Score):
     whiten: Tensor
     means: Tensor
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn means and covariance."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the means of the classes and their common covariance."""
         moments = data.moments()
         centre, whiten = moments.whole_mean, whitening(moments.covariance())
         means = (moments.mean[moments.count > 0] - centre) @ whiten
@@ -46,7 +46,7 @@ class Mahalanobis(Score):
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return minus the distance to the nearest class, (B,)."""
         return -nearest_distance(h, self.centre, self.whiten, self.means)
 
 
@@ -59,8 +59,8 @@ class RelativeMahalanobis(Mahalanobis):
     state = ("centre", "whiten", "means", "background")
     background: Tensor
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn means and both covariances."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the means and both covariances."""
         super().fit(data, head)
         moments = data.moments()
         whole = moments.scatter_around(moments.whole_mean) / moments.rows
@@ -68,5 +68,5 @@ class RelativeMahalanobis(Mahalanobis):
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the difference of the distances to all data and to the nearest class, (B,)."""
         return super().score(h, z, head) + ((h - self.centre) @ self.background).square().sum(1)

@@ -8,7 +8,7 @@ from .base import Score
 
 
 def maxlogit(z: Tensor) -> Tensor:
-    """`max_k z_k`"""
+    """Return `max_k z_k`, (B,)."""
     return z.amax(1)
 
 
@@ -20,5 +20,5 @@ class MaxLogit(Score):
     cost = "one pass; the largest of B x K logits; keeps nothing"
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `max_k z_k`, (B,)."""
         return maxlogit(z)

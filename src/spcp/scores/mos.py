@@ -22,5 +22,5 @@ class MOS(Score):
         self.groups = groups
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `max_g -p_others`, (B,)."""
         return mos.mos_score(z, self.groups)

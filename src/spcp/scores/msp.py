@@ -8,17 +8,17 @@ from .base import Score
 
 
 def msp(z: Tensor) -> Tensor:
-    """`max_k p_k`"""
+    """Return `max_k p_k`, (B,)."""
     return z.softmax(1).amax(1)
 
 
 class MSP(Score):
-    """Maximum softmax probability."""
+    """The maximum softmax probability."""
 
     paper = "A Baseline for Detecting Misclassified and Out-of-Distribution Examples in Neural Networks, ICLR 2017"
     formula = "max_k p_k"
     cost = "one pass; a softmax of B x K logits; keeps nothing"
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `max_k p_k`, (B,)."""
         return msp(z)

@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score
 
 
@@ -18,7 +18,7 @@ class NCI(Score):
     formula = "w_c . (h - mu) / ||h - mu|| + alpha ||h||_1"
     cost = "one pass; sums over B x D features; keeps D numbers"
     reads = "weights"
-    sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}  # noqa: RUF012
+    sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
     fitted_on = "train"
     state = ("mean",)
     mean: Tensor
@@ -27,13 +27,13 @@ class NCI(Score):
         super().__init__()
         self.alpha = alpha
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn the mean."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the mean feature."""
         self.mean = data.moments().whole_mean.float().to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `w_c . (h - mu) / ||h - mu|| + alpha ||h||_1`, (B,)."""
         away = h - self.mean
         w = head.weight.detach()[z.argmax(1)]
         return (w * away).sum(1) / away.norm(dim=1).clamp(min=torch.finfo(h.dtype).tiny) + self.alpha * h.abs().sum(1)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from typing import Self
 
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score, energy, unit
 from .knn import top_similarities
 
@@ -18,6 +19,7 @@ class NNGuide(Score):
     paper = "Nearest Neighbor Guidance for Out-of-Distribution Detection (NNGuide), ICCV 2023"
     formula = "energy(z) mean_top-k f . (energy_i f_i)"
     cost = "one pass; a matrix product of B x (share N) x D, in tiles; keeps a share of the N training features"
+    ranges = {"k": (1, math.inf), "share": (1e-9, 1)}
     fitted_on = "train"
     state = ("bank",)
     bank: Tensor
@@ -26,20 +28,20 @@ class NNGuide(Score):
         super().__init__()
         self.k, self.share = k, share
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Keep some of the training samples."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Keep some of the training features, scaled by their energy."""
         count = max(1, round(self.share * len(data)))
         rng = torch.Generator().manual_seed(0)  # data may be in an order, such as class after class
         chosen = torch.zeros(len(data), dtype=torch.bool)
         chosen[torch.randperm(len(data), generator=rng)[:count]] = True
         guides, start = [], 0
         for h, z, *_ in data.parts():
-            own = chosen[start : start + len(h)]
-            guides.append(energy(z[own])[:, None] * unit(h[own]))
+            rows = chosen[start : start + len(h)]
+            guides.append(energy(z[rows])[:, None] * unit(h[rows]))
             start += len(h)
         self.bank = torch.cat(guides).to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the energy times the mean of the k largest guided similarities, (B,)."""
         return energy(z) * top_similarities(unit(h), self.bank, min(self.k, len(self.bank))).mean(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from .msp import msp
 
 
 def odin(logits: Callable[[Tensor], Tensor], x: Tensor, T: float, eps: float, std: Tensor | float = 1.0) -> Tensor:
-    """`msp(z(x - eps / std * sign(grad_x CE(z(x) / T, argmax z))) / T)`"""
+    """Return `msp(z(x - eps / std * sign(grad_x CE(z(x) / T, argmax z))) / T)`, (B,)."""
     with torch.enable_grad():
         x = x.detach().requires_grad_()
         z = logits(x) / T
@@ -25,12 +26,16 @@ def odin(logits: Callable[[Tensor], Tensor], x: Tensor, T: float, eps: float, st
 
 
 class ODIN(Score):
-    """It needs the network and the input: two more passes, one of them backwards. `std` is the transform's."""
+    """The MSP of inputs that moved towards their predicted class; `std` is that of the transform.
+
+    It needs the network and the inputs: two more passes, one of them backwards.
+    """
 
     paper = "Enhancing The Reliability of Out-of-distribution Image Detection in Neural Networks (ODIN), ICLR 2018"
     formula = "msp(z(x - eps / std sign(grad CE)) / T)"
     cost = "the network runs twice more forwards and once backwards; keeps nothing; cannot be exported"
-    sweep = {"T": (1.0, 10.0, 100.0, 1000.0), "eps": (0.0014, 0.0028)}  # noqa: RUF012
+    ranges = {"T": (1e-6, math.inf), "eps": (0, math.inf)}
+    sweep = {"T": (1.0, 10.0, 100.0, 1000.0), "eps": (0.0014, 0.0028)}
     needs_inputs = True
 
     def __init__(self, *, T: float = 1000.0, eps: float = 0.0014, std: tuple[float, ...] = (1.0,)) -> None:
@@ -38,11 +43,11 @@ class ODIN(Score):
         self.T, self.eps, self.std = T, eps, std
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Not from features."""
+        """Raise an error: features are not enough."""
         raise InputError("ODIN needs inputs, not features; call score_inputs(logits, x), or use a Detector")
 
     def score_inputs(self, logits: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-        """Scores (B,) of inputs; `logits` is the network."""
+        """Return the scores (B,) of inputs x; `logits` runs the network."""
         std: Any = torch.tensor(self.std, dtype=x.dtype, device=x.device)
         std = std.view(1, -1, *[1] * (x.ndim - 2)) if x.ndim > 2 else std
         return odin(logits, x, self.T, self.eps, std)

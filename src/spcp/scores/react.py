@@ -1,4 +1,4 @@
-"""ReAct (Sun et al., 2021): features are bounded from above."""
+"""ReAct (Sun et al., 2021): features are limited from above."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score, energy, head_logits
 
 
@@ -18,7 +18,8 @@ class ReAct(Score):
     formula = "logsumexp(W min(h, c) + b)"
     cost = "one pass; the head once more; keeps one number"
     reads = "head"
-    sweep = {"percentile": (85.0, 90.0, 95.0, 99.0)}  # noqa: RUF012
+    ranges = {"percentile": (1, 100)}
+    sweep = {"percentile": (85.0, 90.0, 95.0, 99.0)}
     fitted_on = "val"
     state = ("c",)
     rows = 4096
@@ -28,11 +29,11 @@ class ReAct(Score):
         super().__init__()
         self.percentile = percentile
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn the bound."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Set c to the percentile of all features of the validation set."""
         self.c = torch.tensor(data.percentile(self.percentile), device=head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the energy of the logits of `min(h, c)`, (B,)."""
         return energy(head_logits(head, h.minimum(self.c)))

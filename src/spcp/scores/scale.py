@@ -9,24 +9,25 @@ from .base import Score, energy, head_logits, ratio
 
 
 def scale(h: Tensor, percentile: float) -> Tensor:
-    """`h exp(sum(h) / sum(its k largest))`; assumes h >= 0."""
+    """Return `h exp(sum(h) / sum(its k largest))`; assumes h >= 0."""
     top = h.topk(survivors(h.shape[1], percentile), 1, sorted=False).values
     return h * ratio(h.sum(1, keepdim=True), top.sum(1, keepdim=True)).exp()
 
 
 class SCALE(Score):
-    """Energy of the logits of such features."""
+    """The energy of the logits of scaled features."""
 
     paper = "Scaling for Training Time and Post-hoc Out-of-distribution Detection Enhancement (SCALE), ICLR 2024"
     formula = "logsumexp(W h exp(sum h / sum top-k h) + b)"
     cost = "one pass; the largest of B x D features, and the head once more; keeps nothing"
     reads = "head"
-    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}  # noqa: RUF012
+    ranges = {"percentile": (1, 100)}
+    sweep = {"percentile": (65.0, 70.0, 75.0, 80.0, 85.0, 90.0, 95.0)}
 
     def __init__(self, *, percentile: float = 85.0) -> None:
         super().__init__()
         self.percentile = percentile
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return the energy of the logits of scaled features, (B,)."""
         return energy(head_logits(head, scale(h, self.percentile)))

@@ -6,12 +6,12 @@ from typing import Self
 
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score
 
 
 class SHE(Score):
-    """`h . m_c`; m_c is the mean feature of the predicted class's training samples that are classified rightly."""
+    """`h . m_c`; m_c is the mean feature of the predicted class's correctly classified training samples."""
 
     paper = "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization (SHE), ICLR 2023"
     formula = "h . m_c, c = argmax z"
@@ -20,14 +20,14 @@ class SHE(Score):
     state = ("means",)
     means: Tensor  # (K, D)
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn the means; a class that is never right stores the mean of all its samples."""
-        right, every = data.moments(correct=True), data.moments()
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the means; a class that is never predicted correctly stores the mean of all its samples."""
+        correct, every = data.moments(correct=True), data.moments()
         means = every.mean.clone()
-        means[right.count > 0] = right.mean[right.count > 0]
+        means[correct.count > 0] = correct.mean[correct.count > 0]
         self.means = means[: data.num_classes].float().to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `h . m_c` with the predicted class c, (B,)."""
         return (h * self.means[z.argmax(1)]).sum(1)

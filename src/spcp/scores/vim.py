@@ -7,8 +7,8 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from ..bank import FeatureBank
 from ..errors import InputError
-from ..features import Features
 from .base import Score, energy
 
 
@@ -33,8 +33,8 @@ class ViM(Score):
         super().__init__()
         self.dim = dim
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn the subspace."""
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the origin, the residual subspace, and alpha."""
         size = head.in_features
         dim = (1000 if size >= 2048 else size // 2) if self.dim is None else self.dim
         if not 0 <= dim < size:
@@ -55,5 +55,5 @@ class ViM(Score):
         return ((h - self.origin) @ self.residual).norm(dim=1)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
+        """Return `logsumexp(z) - alpha ||(h - o) R||`, (B,)."""
         return energy(z) - self.alpha * self._length(h)

@@ -1,4 +1,4 @@
-"""VRA (Xu et al., 2023): features are bounded from both sides."""
+"""VRA (Xu et al., 2023): features are limited from both sides."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..features import Features
+from ..bank import FeatureBank
 from .base import Score, energy, head_logits
 
 
@@ -18,20 +18,21 @@ class VRA(Score):
     formula = "logsumexp(W clip(h, a, c) + b)"
     cost = "one pass; the head once more; keeps two numbers"
     reads = "head"
-    sweep = {"high": (85.0, 90.0, 95.0, 99.0), "low": (1.0, 5.0, 10.0, 15.0)}  # noqa: RUF012
+    ranges = {"high": (1, 100), "low": (0, 100)}
+    sweep = {"high": (85.0, 90.0, 95.0, 99.0), "low": (1.0, 5.0, 10.0, 15.0)}
     fitted_on = "val"
-    state = ("bounds",)
-    bounds: Tensor
+    state = ("limits",)
+    limits: Tensor  # (2,) a and c
 
     def __init__(self, *, high: float = 90.0, low: float = 10.0) -> None:
         super().__init__()
         self.high, self.low = high, low
 
-    def fit(self, data: Features, head: nn.Linear) -> Self:
-        """Learn the bounds."""
-        self.bounds = torch.tensor([data.percentile(p) for p in (self.low, self.high)], device=head.weight.device)
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Set both limits to percentiles of all features of the validation set."""
+        self.limits = torch.tensor([data.percentile(p) for p in (self.low, self.high)], device=head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Scores (B,)."""
-        return energy(head_logits(head, h.clamp(self.bounds[0], self.bounds[1])))
+        """Return the energy of the logits of features limited from both sides, (B,)."""
+        return energy(head_logits(head, h.clamp(self.limits[0], self.limits[1])))

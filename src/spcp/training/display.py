@@ -2,79 +2,64 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from .. import progress
+from ..progress import Bar
 from .state import TrainingState
 
 PLAIN_EVERY = 60.0  # seconds between two lines within an epoch, where there is no bar
 
 
 class Display:
-    """Loss, accuracy, threshold, images per second and the time left, on standard error; the first process shows it."""
+    """Loss, accuracy, threshold, images per second and the time left; the first process shows them.
 
-    def __init__(self, state: TrainingState, steps: int, images: int) -> None:
-        self.state, self.steps, self.images = state, steps, images
-        self.bar: Any = None
-        self.shown = False
+    Args:
+        bar: of `progress_bar`.
+        state: what is shown.
+        steps: of an epoch.
+        images: of an epoch.
+    """
+
+    def __init__(self, bar: Bar, state: TrainingState, steps: int, images: int) -> None:
+        self.bar, self.state, self.steps, self.images = bar, state, steps, images
         self.started, self.begun = time.perf_counter(), self._done()
         self.printed = self.started
 
     def _done(self) -> int:
         return self.state.epoch * self.steps + self.state.step
 
-    def __enter__(self) -> Display:
-        self.shown = self.state.writes and not progress.quiet
-        if self.shown and sys.stderr.isatty():
-            try:
-                from rich.console import Console
-                from rich.progress import BarColumn, Progress, TextColumn
-            except ImportError:
-                return self
-            columns = (TextColumn("{task.description}"), BarColumn(None), TextColumn("{task.fields[words]}"))
-            self.bar = Progress(*columns, console=Console(stderr=True), transient=True, expand=True)
-            self.task = self.bar.add_task("", total=self.state.config.epochs * self.steps, words="")
-            self.bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            self.bar.stop()
-
     def step(self, threshold: float | None) -> None:
         """Show where the epoch is."""
-        state, now = self.state, time.perf_counter()
+        state, now, done = self.state, time.perf_counter(), self._done()
+        if not state.writes:
+            return
         loss, correct, seen = state.sums.tolist()
-        done, seconds = self._done(), now - self.started
-        speed = (done - self.begun) / seconds  # steps per second
-        left = (state.config.epochs * self.steps - done) / speed
-        words = measured(loss / seen, correct / seen, threshold=threshold)
-        if self.bar is None or self.bar.console.width >= 110:
-            words += f"  {speed * self.images / self.steps:,.0f} images/s"
-        words += f"  {clock(left)} left"
-        if self.bar is not None:
-            self.bar.update(
-                self.task, completed=done, description=f"epoch {state.epoch + 1}/{state.config.epochs}", words=words
-            )
-        elif self.shown and now - self.printed > PLAIN_EVERY:
+        speed = (done - self.begun) / (now - self.started)  # steps per second
+        details = measured(loss / seen, correct / seen, threshold=threshold)
+        if self.bar.width == 0 or self.bar.width >= 110:
+            details += f"  {speed * self.images / self.steps:,.0f} images/s"
+        details += f"  {clock((state.config.epochs * self.steps - done) / speed)} left"
+        epoch = f"epoch {state.epoch + 1}/{state.config.epochs}"
+        self.bar.update(done, epoch, details)
+        if self.bar.width == 0 and now - self.printed > PLAIN_EVERY:
             self.printed = now
-            place = f"epoch {state.epoch + 1}/{state.config.epochs}  step {state.step}/{self.steps}"
-            print(f"{place}  {words}", file=sys.stderr, flush=True)
+            self.bar.print(f"{epoch}  step {state.step}/{self.steps}  {details}")
 
     def epoch(self, record: Mapping[str, Any]) -> None:
         """Show an epoch that is done."""
-        if not self.shown:
-            return
-        self.printed = time.perf_counter()
-        words = measured(*(record.get(key) for key in ("loss", "accuracy", "val_accuracy", "threshold", "truncated")))
-        text = f"epoch {record['epoch'] + 1}/{self.state.config.epochs}  {words}  {record['seconds']:.1f} s"
-        if self.bar is not None:
-            self.bar.console.print(text, highlight=False)
-        else:
-            print(text, file=sys.stderr, flush=True)
+        if self.state.writes:
+            self.printed = time.perf_counter()
+            words = measured(
+                record["loss"],
+                record["accuracy"],
+                record["val_accuracy"],
+                record.get("threshold"),
+                record.get("truncated"),
+            )
+            epochs = self.state.config.epochs
+            self.bar.print(f"epoch {record['epoch'] + 1}/{epochs}  {words}  {record['seconds']:.1f} s")
 
 
 def measured(

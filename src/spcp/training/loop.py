@@ -27,6 +27,7 @@ from ..errors import InputError, need
 from ..methods import Method
 from ..networks import Network, adapt
 from ..networks.adapted import agree, logits_of
+from ..progress import progress_bar
 from ..runs import Run, load_weights
 from .display import Display
 from .state import TrainingState
@@ -107,8 +108,9 @@ def train(
         iter(Loader(first, benchmark.transform, batch_size=64, device=fabric.device, workers=0, cache=False))
     )
     _check_fit(benchmark, net, network, some.cpu())
+    total = config.epochs * len(loader)
     try:
-        trained.prepare(net, config.epochs * len(loader))
+        trained.prepare(net, total)
     except (TypeError, ValueError) as error:
         raise InputError(f"{config.method}: {error}") from error
     if not sharded:  # FSDP splits parameters along their memory
@@ -134,7 +136,8 @@ def train(
     last = config.epochs if until is None else min(config.epochs, until)
     status = "failed"
     try:
-        with _interrupts() as interrupted, Display(state, len(loader), len(benchmark.train)) as display:
+        with _interrupts() as interrupted, progress_bar("", total, show=state.writes) as bar:
+            display = Display(bar, state, len(loader), len(benchmark.train))
             while state.epoch < last:
                 _epoch(state, trainee, module, optimizer, loader, fabric, display, interrupted)
                 accuracy = None if validation is None else _accuracy(trainee, validation, fabric, sharded)

@@ -27,10 +27,10 @@ def photos(tmp_path: Path) -> Path:
 
 
 def test_folders(photos: Path) -> None:
-    b = data.own_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32, ood_val="uniform")
+    b = data.make_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32, ood_val="uniform")
     assert b.class_names == ("cat", "dog")
     assert set(b.sets()) == {"train", "val", "test", "ood_val/uniform noise", "far/cars"}
-    parts = [set(own.paths) for own in (b.train, b.val, b.test)]  # type: ignore[union-attr]
+    parts = [set(part.paths) for part in (b.train, b.val, b.test)]  # type: ignore[union-attr]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 40
     assert len(parts[0]) > 26
     assert "by a hash of the path" in b.summary()
@@ -43,62 +43,62 @@ def test_folders(photos: Path) -> None:
 
 
 def test_a_file_stays_in_its_part_when_others_come(photos: Path) -> None:
-    before = data.own_benchmark(photos / "photos", size=32)
+    before = data.make_benchmark(photos / "photos", size=32)
     for i in range(100, 150):
         write_image(photos / "photos" / "cat" / f"{i}.png", (50, 40), seed=i)
-    after = data.own_benchmark(photos / "photos", size=32)
+    after = data.make_benchmark(photos / "photos", size=32)
     for part in ("train", "val", "test"):
         assert set(getattr(before, part).paths) <= set(getattr(after, part).paths)
 
 
 def test_options_change_the_default_transform_and_nothing_else(photos: Path) -> None:
-    plain = data.own_benchmark(photos / "photos", size=32).transform
-    own = data.own_benchmark(photos / "photos", transform={"size": 32, "flip": False}).transform
-    assert own == dataclasses.replace(plain, flip=False)  # type: ignore[type-var]
-    own = data.own_benchmark(photos / "photos", size=32, transform={"std": [0.2, 0.2, 0.2]}).transform
-    assert own == dataclasses.replace(plain, std=(0.2, 0.2, 0.2))  # type: ignore[type-var]
-    grey = data.own_benchmark(photos / "photos", size=32, transform={"mean": (0.5,), "std": (0.5,)}).transform
+    plain = data.make_benchmark(photos / "photos", size=32).transform
+    changed = data.make_benchmark(photos / "photos", transform={"size": 32, "flip": False}).transform
+    assert changed == dataclasses.replace(plain, flip=False)  # type: ignore[type-var]
+    changed = data.make_benchmark(photos / "photos", size=32, transform={"std": [0.2, 0.2, 0.2]}).transform
+    assert changed == dataclasses.replace(plain, std=(0.2, 0.2, 0.2))  # type: ignore[type-var]
+    grey = data.make_benchmark(photos / "photos", size=32, transform={"mean": (0.5,), "std": (0.5,)}).transform
     assert grey.channels == 1  # type: ignore[union-attr]
-    large = data.own_benchmark(photos / "photos", transform={"flip": False}).transform
+    large = data.make_benchmark(photos / "photos", transform={"flip": False}).transform
     assert (large.resize, large.crop, large.flip) == (256, 224, False)  # type: ignore[union-attr]
     with pytest.raises(data.DataError, match="unexpected keyword argument 'flop'; it may have size, resize, crop"):
-        data.own_benchmark(photos / "photos", transform={"flop": False})
+        data.make_benchmark(photos / "photos", transform={"flop": False})
     for size in (0, -3, "32", 1.5):
         with pytest.raises(data.DataError, match="size must be a whole number of pixels"):
-            data.own_benchmark(photos / "photos", size=size)  # type: ignore[arg-type]
+            data.make_benchmark(photos / "photos", size=size)  # type: ignore[arg-type]
 
 
 def test_train_val_and_test_folders(tmp_path: Path) -> None:
     for part, count in (("train", 6), ("valid", 2), ("test", 4)):
         for i in range(count):
             write_image(tmp_path / "set" / part / "ab"[i % 2] / f"{part}{i}.png", seed=i)
-    b = data.own_benchmark(tmp_path / "set", size=32)
+    b = data.make_benchmark(tmp_path / "set", size=32)
     assert b.class_names == ("a", "b")
-    assert [len(own) for own in (b.train, b.val, b.test)] == [6, 2, 4]  # type: ignore[arg-type]
+    assert [len(part) for part in (b.train, b.val, b.test)] == [6, 2, 4]  # type: ignore[arg-type]
     (tmp_path / "set" / ".git").mkdir()
     for path in (tmp_path / "set" / "test").rglob("*.png"):
         path.unlink()
     for folder in ("test/a", "test/b", "test"):
         (tmp_path / "set" / folder).rmdir()
-    b = data.own_benchmark(tmp_path / "set", size=32)  # train and val: val is for testing
+    b = data.make_benchmark(tmp_path / "set", size=32)  # train and val: val is for testing
     assert b.val is None
-    assert [len(own) for own in (b.train, b.test)] == [6, 2]  # type: ignore[arg-type]
+    assert [len(part) for part in (b.train, b.test)] == [6, 2]  # type: ignore[arg-type]
     assert data.read(tmp_path / "set", "train").class_names == ("a", "b")
     write_image(tmp_path / "one" / "sub" / "a.png")
     write_image(tmp_path / "one" / "sub" / "b.png")
-    with pytest.raises(data.DataError, match="one: has one class only, 'sub'; name the folder that holds"):
-        data.own_benchmark(tmp_path / "one")
+    with pytest.raises(data.DataError, match="one: has only one class, 'sub'; name the folder that holds"):
+        data.make_benchmark(tmp_path / "one")
 
 
 def test_both_halves_of_official_files_and_arrays(tmp_path: Path) -> None:
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin", a_class=10)
-    b = data.own_benchmark(tmp_path / "cifar-10-batches-bin")
+    b = data.make_benchmark(tmp_path / "cifar-10-batches-bin")
     assert len(b.train) == 500  # type: ignore[arg-type]
     assert data.histogram(b.val) == dict.fromkeys(b.class_names, 1)  # type: ignore[arg-type]
     assert data.histogram(b.test) == dict.fromkeys(b.class_names, 9)
     x, y = pixels(30, 8, 8), np.arange(30) % 3
     np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:20], y_test=y[:20])
-    b = data.own_benchmark(tmp_path / "a.npz")
+    b = data.make_benchmark(tmp_path / "a.npz")
     assert len(b.train) == 30  # type: ignore[arg-type]
     assert len(b.test) + len(b.val) == 20  # type: ignore[arg-type]
 
@@ -109,49 +109,49 @@ def test_a_part_of_its_own(tmp_path: Path) -> None:
     arrays |= {f"{part}_labels": y[i::3] for i, part in enumerate(("train", "val", "test"))}
     np.savez(tmp_path / "medmnist.npz", **arrays)
     path = tmp_path / "medmnist.npz"
-    for known in (path, {"train": path, "val": path, "test": path}):
-        b = data.own_benchmark(known)
+    for id_data in (path, {"train": path, "val": path, "test": path}):
+        b = data.make_benchmark(id_data)
         assert np.array_equal(b.val.x[:, 0].numpy(), x[1::3])  # type: ignore[union-attr]
         assert np.array_equal(b.test.x[:, 0].numpy(), x[2::3])  # type: ignore[union-attr]
     np.savez(tmp_path / "two.npz", **{k: v for k, v in arrays.items() if "val" not in k})
     two = tmp_path / "two.npz"
     with pytest.raises(data.DataError, match=r"two.npz: has no arrays for val"):
-        data.own_benchmark({"train": two, "val": two, "test": two})
+        data.make_benchmark({"train": two, "val": two, "test": two})
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
     cifar = tmp_path / "cifar-10-batches-bin"
     with pytest.raises(data.DataError, match="cannot be both val and test"):
-        data.own_benchmark({"train": cifar, "val": cifar, "test": cifar})
+        data.make_benchmark({"train": cifar, "val": cifar, "test": cifar})
 
 
 def test_labels_of_the_test_data(photos: Path) -> None:
     with pytest.raises(data.DataError, match="cars: its labels are -1 to -1, but training has 2 classes"):
-        data.own_benchmark({"train": photos / "photos", "test": photos / "cars"}, size=32)
+        data.make_benchmark({"train": photos / "photos", "test": photos / "cars"}, size=32)
 
 
 def test_some_classes_of_a_folder_known_and_some_odd(photos: Path) -> None:
     for i in range(30):
         write_image(photos / "photos" / "eel" / f"{i}.png", seed=i)
     every = data.read_folder(photos / "photos")
-    known = data.take(every, (every.y < 2).nonzero()[:, 0], class_names=("cat", "dog"))
-    b = data.own_benchmark(known, {"eels": data.take(every, (every.y == 2).nonzero()[:, 0])}, size=32)
+    id_data = data.take(every, (every.y < 2).nonzero()[:, 0], class_names=("cat", "dog"))
+    b = data.make_benchmark(id_data, {"eels": data.take(every, (every.y == 2).nonzero()[:, 0])}, size=32)
     assert len(b.far["eels"]) == 30
 
 
 def test_bad_files_can_be_left_out(photos: Path) -> None:
-    whole = data.own_benchmark(photos / "photos", size=32).train
+    whole = data.make_benchmark(photos / "photos", size=32).train
     assert isinstance(whole, data.FileSet)
     (whole.root / whole.paths[0]).write_bytes(b"")
     (photos / "cars" / "1.jpg").write_bytes(b"no")
     with pytest.raises(data.DataError, match=f"{whole.paths[0]}: not a readable image"):
-        data.own_benchmark(photos / "photos", size=32)
+        data.make_benchmark(photos / "photos", size=32)
     with pytest.warns(UserWarning, match=r"1 of \d+ files cannot be read and are left out: .*: not a readable"):
-        b = data.own_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32, bad="skip")
-    assert sum(len(own) for own in (b.train, b.val, b.test)) == 39  # type: ignore[arg-type]
+        b = data.make_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32, bad="skip")
+    assert sum(len(part) for part in (b.train, b.val, b.test)) == 39  # type: ignore[arg-type]
     assert len(b.far["cars"]) == 4
 
 
 def test_large_images_take_imagenets_transform(photos: Path) -> None:
-    b = data.own_benchmark(photos / "photos", ood_val="gaussian")
+    b = data.make_benchmark(photos / "photos", ood_val="gaussian")
     assert b.transform == data.ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "resized_crop")
     assert b.ood_val["gaussian noise"].x.shape == (1000, 3, 224, 224)  # type: ignore[union-attr]
 
@@ -181,16 +181,16 @@ def test_toml(photos: Path) -> None:
 
 def test_toml_of_arrays_and_halves(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
-    for name, n in (("train", 30), ("test", 10), ("odd", 7)):
+    for name, n in (("train", 30), ("test", 10), ("noise", 7)):
         np.savez(tmp_path / f"{name}.npz", embeddings=rng.normal(size=(n, 8)), labels=np.arange(n) % 3)
     (tmp_path / "b.toml").write_text(
-        '[id]\ntrain = "train.npz"\ntest = "test.npz"\n[ood]\nfar = {odd = "odd.npz"}\nval = "gaussian"'
+        '[id]\ntrain = "train.npz"\ntest = "test.npz"\n[ood]\nfar = {noise = "noise.npz"}\nval = "gaussian"'
     )
     b = data.read_benchmark(tmp_path / "b.toml")
     assert b.transform is None
     assert b.class_names == ("0", "1", "2")
     assert b.val is None
-    assert set(b.far["odd"].y.tolist()) == {-1}  # type: ignore[union-attr]
+    assert set(b.far["noise"].y.tolist()) == {-1}  # type: ignore[union-attr]
     assert b.ood_val["gaussian noise"].x.shape == (1000, 8)  # type: ignore[union-attr]
 
 
@@ -215,17 +215,17 @@ def test_toml_of_sounds(tmp_path: Path) -> None:
 def test_official_folders_by_halves(tmp_path: Path) -> None:
     write_cifar10_binary(tmp_path / "cifar-10-batches-bin")
     folder = tmp_path / "cifar-10-batches-bin"
-    b = data.own_benchmark({"train": folder, "test": folder})
+    b = data.make_benchmark({"train": folder, "test": folder})
     assert (len(b.train), len(b.test)) == (100, 20)  # type: ignore[arg-type]
 
 
 def test_validation_folders_are_numbered_as_in_training(photos: Path) -> None:
     write_image(photos / "val" / "dog" / "0.png")
     halves = {"train": photos / "photos", "test": photos / "val"}
-    assert data.own_benchmark(halves, size=32).test.y.tolist() == [1]  # type: ignore[union-attr]
+    assert data.make_benchmark(halves, size=32).test.y.tolist() == [1]  # type: ignore[union-attr]
     write_image(photos / "val" / "eel" / "0.png")
     with pytest.raises(data.DataError, match="the class 'eel' is not in the training data"):
-        data.own_benchmark(halves, size=32)
+        data.make_benchmark(halves, size=32)
 
 
 @pytest.mark.parametrize(
@@ -233,22 +233,22 @@ def test_validation_folders_are_numbered_as_in_training(photos: Path) -> None:
     [
         ("[id", "not valid TOML"),
         ("name = 'x'", r"has no section \[id\]"),
-        ("[id]\npth = 'photos'", r"\[id\] does not know 'pth'; it may have label, path"),
+        ("[id]\npth = 'photos'", r"\[id\] cannot have 'pth'; it may have label, path"),
         ("[id]\npath = 'photos'\ntrain = 'photos'", "needs either path, or train and test"),
-        ("[id]\ntrain = 'photos'", "known data needs train and test"),
+        ("[id]\ntrain = 'photos'", "in-distribution data needs train and test"),
         ("[id]\npath = 'nowhere'", "nowhere: there is no such file or folder"),
-        ("[id]\npath = 'cars'", "known data must have classes"),
+        ("[id]\npath = 'cars'", "in-distribution data must have classes"),
         ("[id]\npath = 'photos'\n[ood]\nfar = 'cars'", "must be a table of names and paths"),
         ("[id]\npath = 'photos'\n[ood]\nval = 'pink'", 'must be "gaussian", "uniform" or'),
         ("[id]\npath = 'photos'\n[transform]\nsides = 3", "unexpected keyword argument 'sides'"),
-        ("[id]\npath = 'bats'", "bats: has one class only, 'some'"),
+        ("[id]\npath = 'bats'", "bats: has only one class, 'some'"),
         ("[id]\npath = 3", r"path in \[id\] must be a path in quotes, not 3"),
         ("[id]\npath = 'photos'\n[ood]\nfar = {a = 3}", r"a in \[ood\] must be a path in quotes"),
         ("[id]\npath = 'photos'\n[transform]\nsize = 'x'", "size must be a whole number of pixels"),
         ("[id]\npath = 'photos'\n[audio]\nmels = 20", "unexpected keyword argument 'mels'; it may have size, resize"),
         (
             "[id]\npath = 'photos'\n[transform]\nsize = 32\n[ood]\nfar = {p = 'photos'}",
-            "far/p: .* is known data, so it cannot be odd as well, one of 40 files",
+            "far/p: .* is both ID and OOD, one of 40 files",
         ),
         ("[id]\npath = 'photos'\n[transform]\nsize = 32\n[ood]\nfar = {noise = 'a.npz'}", "far/noise holds floats"),
     ],
@@ -262,7 +262,7 @@ def test_what_can_be_wrong_in_a_toml(photos: Path, text: str, message: str) -> N
 
 def test_data_sets_of_any_kind() -> None:
     x = torch.from_numpy(pixels(60, 20, 20))
-    b = data.own_benchmark((x, torch.arange(60) % 3), {"odd": [torch.zeros(1, 20, 20, dtype=torch.uint8)]})
+    b = data.make_benchmark((x, torch.arange(60) % 3), {"blank": [torch.zeros(1, 20, 20, dtype=torch.uint8)]})
     assert b.transform.crop == 20  # type: ignore[union-attr]
     assert b.transform.channels == 1  # type: ignore[union-attr]
     assert data.histogram(b.test) == {"0": 2, "1": 2, "2": 2}
@@ -274,17 +274,17 @@ def test_data_sets_of_any_kind() -> None:
         def __getitem__(self, i: int) -> tuple[torch.Tensor, int]:
             return torch.full((3, 8, 8), float(i)), i % 2
 
-    b = data.own_benchmark(Floats(), {"odd": torch.randn(4, 3, 8, 8)}, ood_val="gaussian")
+    b = data.make_benchmark(Floats(), {"noise": torch.randn(4, 3, 8, 8)}, ood_val="gaussian")
     assert b.transform is None
     assert b.ood_val["gaussian noise"].x.shape == (1000, 3, 8, 8)  # type: ignore[union-attr]
     assert next(iter(b.loader("train", train=True, batch_size=4, workers=0)))[0].shape == (4, 3, 8, 8)
 
 
 @pytest.mark.parametrize(
-    ("known", "odd", "message"),
+    ("id_data", "ood", "message"),
     [
         ((torch.zeros(9, 4), torch.arange(9) % 3 + 1), {}, "data|id: class 0 has no training samples"),
-        (torch.zeros(9, 4), {}, "known data must have classes; give labels, counted from 0"),
+        (torch.zeros(9, 4), {}, "in-distribution data must have classes; give labels, counted from 0"),
         (
             (torch.zeros(90, 4), torch.arange(90) % 3),
             "folder",
@@ -296,6 +296,6 @@ def test_data_sets_of_any_kind() -> None:
         (None, {}, "is missing"),
     ],
 )
-def test_what_can_be_wrong_with_ones_own(known: object, odd: object, message: str) -> None:
+def test_what_can_be_wrong_with_a_users_data(id_data: object, ood: object, message: str) -> None:
     with pytest.raises(data.DataError, match=message):
-        data.own_benchmark(known, odd)  # type: ignore[arg-type]
+        data.make_benchmark(id_data, ood)  # type: ignore[arg-type]

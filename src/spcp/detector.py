@@ -1,0 +1,264 @@
+"""A detector: a model, a score, and a threshold that is calibrated on in-distribution samples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import torch
+from torch import Tensor, nn
+
+from .bank import FeatureBank, batches_of, extract
+from .conformal import p_values, threshold_rank
+from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
+from .errors import InputError
+from .files import read_tensors, write_tensors
+from .methods import METHODS, Method
+from .model import ScoredModel
+from .scores import SCORES, Score, build_score, name_of
+
+_CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
+
+
+class Detection(NamedTuple):
+    """What a detector decides about a batch.
+
+    Attributes:
+        predictions: the predicted class, (B,).
+        scores: larger is more in-distribution, (B,).
+        p_values: small for samples unlike the calibration data, (B,).
+        is_ood: whether the sample is flagged as out-of-distribution, (B,) bool.
+    """
+
+    predictions: Tensor
+    scores: Tensor
+    p_values: Tensor
+    is_ood: Tensor
+
+
+class Detector(nn.Module):
+    """A model, a score, and a calibrated threshold: a sample that scores below it is flagged as OOD.
+
+    Threads may share a detector; its network is run as it is and never changed, see `ScoredModel`.
+
+    Args:
+        model: any classifier, or a `ScoredModel`, which brings the other three arguments along.
+        score: a fitted `Score`, or the name of one; a name is fitted by `fit`.
+        truncate: False scores the network as if its SPCP heads were plain linear layers.
+        method: the training method, where features, logits or predictions are not those of the network alone.
+        classifier: the dotted name of the layer that makes the logits, where it cannot be inferred.
+
+    Example:
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> detector = Detector(model, "energy").calibrate(torch.randn(200, 4), alpha=0.05)
+        >>> detector.detect(torch.randn(2, 4)).is_ood.shape
+        torch.Size([2])
+    """
+
+    calibration_scores: Tensor  # (n,) sorted; class after class if by class
+    group_starts: Tensor  # (groups + 1,) where the scores of each class begin
+    score_thresholds: Tensor  # (groups,)
+
+    def __init__(
+        self,
+        model: nn.Module | ScoredModel,
+        score: str | Score = "energy",
+        *,
+        truncate: bool = True,
+        method: Method | None = None,
+        classifier: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not isinstance(model, ScoredModel):
+            model = ScoredModel(model, method, classifier=classifier, truncate=truncate)
+        self.model = model
+        self.score = build_score(score) if isinstance(score, str) else score
+        self.score.check_options()
+        self.alpha: float | None = None
+        self.delta: float | None = None
+        self.by_class = False
+        self.register_buffer("calibration_scores", torch.zeros(0))
+        self.register_buffer("group_starts", torch.zeros(2, dtype=torch.int64))
+        self.register_buffer("score_thresholds", torch.zeros(0))
+
+    def bank(self, data: Any) -> FeatureBank:
+        """Return the features of a tensor of inputs or of batches of them; a bank gets the logits of this head."""
+        if not isinstance(data, FeatureBank):
+            return extract(self.model, data)
+        return data if self.model.truncate else data.with_head(self.model.head)
+
+    @torch.no_grad()
+    def fit(self, data: Any) -> Self:
+        """Fit the score on ID samples (inputs and labels in batches, or their bank)."""
+        self.score.fit(self.bank(data), self.model.head)
+        return self
+
+    @torch.no_grad()
+    def scores(self, data: Any) -> tuple[Tensor, Tensor]:
+        """Return the predictions and scores, (N,) each, of inputs (a tensor, or batches) or of a bank."""
+        if self.score.needs_inputs:
+            return self._scores_of_inputs(data)
+        bank = self.bank(data)
+        return bank.predictions, self.score.scores(bank, self.model.head)
+
+    def _scores_of_inputs(self, data: Any) -> tuple[Tensor, Tensor]:
+        if isinstance(data, FeatureBank):
+            raise InputError(f"{type(self.score).__name__} needs inputs, not features; give it batches of them")
+        score: Any = self.score
+        parts = []
+        for x, _ in batches_of(data):
+            x = x.to(self.model.device)
+            scores = score.score_inputs(lambda inputs: self.model.outputs(inputs).logits, x)
+            parts.append((self.model.outputs(x).predictions.cpu(), scores.cpu()))
+        predictions, all_scores = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+        return predictions, all_scores
+
+    def calibrate(self, data: Any, alpha: float = 0.05, *, delta: float | None = None, by_class: bool = False) -> Self:
+        """Set the threshold on ID samples that neither the network nor the score was fitted on.
+
+        Args:
+            data: inputs (a tensor, or batches), or their bank.
+            alpha: the largest false alarm rate, in expectation over the calibration draw.
+            delta: if given, the false alarm rate is at most alpha with probability 1 - delta over the draw.
+            by_class: set a threshold for each predicted class, so that the guarantee holds within each.
+        """
+        predictions, scores = self.scores(data)
+        if scores.isnan().any():
+            raise InputError(
+                f"{int(scores.isnan().sum())} of {len(scores)} calibration scores are not a number; check the inputs"
+            )
+        groups = [scores[predictions == k] for k in range(self.model.num_classes)] if by_class else [scores]
+        groups = [group.sort().values for group in groups]
+        thresholds = []
+        for k, group in enumerate(groups):
+            try:
+                thresholds.append(group[threshold_rank(len(group), alpha, delta) - 1])
+            except InputError as error:
+                raise InputError(f"class {k}: {error}" if by_class else str(error)) from None
+        self.alpha, self.delta, self.by_class = alpha, delta, by_class
+        device = self.model.device
+        self.calibration_scores = torch.cat(groups).to(device)
+        self.group_starts = torch.tensor([0, *map(len, groups)], device=device).cumsum(0)
+        self.score_thresholds = torch.stack(thresholds).to(device)
+        return self
+
+    def decide(self, predictions: Tensor, scores: Tensor) -> Detection:
+        """Compare scores with the threshold, and with the calibration scores for their p-values."""
+        if self.alpha is None:
+            raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
+        group = predictions if self.by_class else torch.zeros_like(predictions)
+        p = torch.zeros(len(scores), dtype=torch.float64)
+        starts = self.group_starts.tolist()
+        calibration = self.calibration_scores.cpu()
+        for k in group.unique().tolist():
+            p[group == k] = p_values(scores[group == k], calibration[starts[k] : starts[k + 1]])
+        is_ood = ~(scores >= self.score_thresholds.cpu()[group])  # also where the score is NaN
+        return Detection(predictions, scores, p, is_ood)
+
+    def detect(self, data: Any) -> Detection:
+        """Detect OOD samples among inputs (a tensor, or batches of them) or in a bank."""
+        return self.decide(*self.scores(data))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return predictions, scores and `is_ood` of a batch, as one graph: for export."""
+        if self.alpha is None or self.score.needs_inputs:
+            raise InputError("the detector cannot be run as one graph; calibrate it, and choose a score of features")
+        features, logits, predictions = self.model.outputs(x)
+        scores = self.score(features, logits, self.model.head)
+        threshold = self.score_thresholds[predictions] if self.by_class else self.score_thresholds[0]
+        return predictions, scores, ~(scores >= threshold)
+
+    def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
+        """Save weights, score and calibration in one safetensors file; `read_notes` gives the notes back."""
+        path = Path(path).expanduser()
+        about: dict[str, Any] = {
+            "score": name_of(self.score),
+            "options": self.score.options,
+            "truncate": self.model.truncate,
+            "classifier": self.model.classifier,
+            "alpha": self.alpha,
+            "delta": self.delta,
+            "by_class": self.by_class,
+            "method": _description(self.model.method),
+            "notes": dict(notes or {}),
+        }
+        transient = _transient(self.model.method)
+        tensors = {name: tensor for name, tensor in self.state_dict().items() if name not in transient}
+        write_tensors(path, tensors, {"detector": json.dumps(about)})
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, network: nn.Module, score: Score | None = None) -> Self:
+        """Load a detector from its file.
+
+        Args:
+            path: the file that `save` wrote.
+            network: the network, built anew, with any weights.
+            score: a score of the class that was saved, where that is not among `spcp.scores.SCORES`.
+        """
+        path = Path(path).expanduser()
+        tensors, about = _read(path)
+        method = _rebuilt(about["method"], network)
+        name, head = find_classifier(network, about["classifier"])
+        truncates = f"model.network.{name}.threshold" in tensors
+        if truncates and not isinstance(head, SPCPLinear):
+            apply_spcp(network, rho_norm=0.0, classifier=name)  # its hyperparameters are in the file
+        if not truncates and isinstance(head, SPCPLinear):
+            raise InputError(f"{path}: is of a network without SPCP, but this one truncates; give a plain one")
+        if score is None:
+            if about["score"] not in SCORES:
+                raise InputError(f"{path}: {about['score']} is not a score of this library; give it as score=...")
+            score = build_score(about["score"], **about["options"])
+        detector = cls(ScoredModel(network, method, classifier=name, truncate=about["truncate"]), score)
+        detector.alpha, detector.delta, detector.by_class = about["alpha"], about["delta"], about["by_class"]
+        for name in _CALIBRATION:
+            setattr(detector, name, torch.empty_like(tensors[name]))
+        try:
+            missing, unexpected = detector.load_state_dict(tensors, strict=False)
+            wrong = [*unexpected, *(set(missing) - _transient(method))]
+        except RuntimeError as error:
+            wrong = [str(error).splitlines()[1].strip()]
+        if wrong:
+            raise InputError(f"{path}: is for another network ({wrong[0]}); build the one it was saved with")
+        return detector.to(detector.model.device).eval()
+
+
+def read_notes(path: str | Path) -> dict[str, Any]:
+    """Return the notes that a detector was saved with."""
+    notes: dict[str, Any] = _read(Path(path).expanduser())[1]["notes"]
+    return notes
+
+
+def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    tensors, notes = read_tensors(path)
+    if "detector" not in notes:
+        raise InputError(f"{path}: is not a file of a detector; name one that Detector.save wrote")
+    return tensors, json.loads(notes["detector"])
+
+
+def _transient(method: Method | None) -> set[str]:
+    """Return the names of tensors that only training needs."""
+    return {f"model.method.{name}" for name in (method.transient if method else ())}
+
+
+def _description(method: Method | None) -> dict[str, Any] | None:
+    if method is None:
+        return None
+    name = next((name for name, (kind, _) in METHODS.items() if type(method) is kind), None)
+    if name is None:
+        raise InputError(f"{type(method).__name__} is not among spcp.methods.METHODS; add it there to save it")
+    return {"name": name, "options": method.options, "truncation": asdict(method.truncation)}
+
+
+def _rebuilt(about: Mapping[str, Any] | None, network: Any) -> Method | None:
+    if about is None:
+        return None
+    method = METHODS[about["name"]][0](**about["options"], truncation=Truncation(**about["truncation"]))
+    try:
+        method.prepare(network, 1)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"the network cannot be prepared for {about['name']} ({error}); build it anew") from error
+    return method

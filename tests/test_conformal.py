@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from spcp.conformal import p_values, samples_needed, threshold_rank
+from spcp.errors import InputError
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize(("alpha", "n"), [(0.05, 19), (0.05, 100), (0.1, 37), (0.2, 11), (0.01, 250)])
+def test_at_most_alpha_is_flagged(alpha: float, n: int, ties: bool) -> None:
+    """In expectation over the calibration draw: 4000 draws of n + 1 exchangeable scores."""
+    rng = np.random.default_rng(0)
+    flagged = []
+    for _ in range(4000):
+        scores = rng.normal(size=n + 1)
+        scores = torch.tensor(scores.round(0 if ties else 9))
+        threshold = scores[:n].sort().values[threshold_rank(n, alpha) - 1]
+        is_ood = bool(scores[n] < threshold)
+        assert is_ood == (p_values(scores[n:], scores[:n].sort().values).item() <= alpha + 1e-12)
+        flagged.append(is_ood)
+    error = 3 * math.sqrt(alpha * (1 - alpha) / 4000)
+    assert np.mean(flagged) <= alpha + error
+    if not ties:
+        exact = math.floor(alpha * (n + 1) + 1e-9) / (n + 1)
+        assert abs(np.mean(flagged) - exact) <= error  # and no less than promised
+
+
+@pytest.mark.parametrize(("alpha", "delta", "n"), [(0.05, 0.1, 45), (0.05, 0.1, 200), (0.1, 0.05, 500), (0.2, 0.3, 30)])
+def test_at_most_alpha_with_probability(alpha: float, delta: float, n: int) -> None:
+    """For all but a share delta of calibration draws, the share of ID samples that is flagged is at most alpha."""
+    rng = np.random.default_rng(0)
+    k = threshold_rank(n, alpha, delta)
+    rates = np.sort(rng.uniform(size=(20_000, n)), axis=1)[:, k - 1]  # uniform scores: the threshold is the rate
+    assert np.mean(rates > alpha) <= delta + 3 * math.sqrt(delta / 20_000)
+    following = np.sort(rng.uniform(size=(20_000, n)), axis=1)[:, k]
+    assert np.mean(following > alpha) > delta  # the next rank would break the promise
+
+
+def test_too_few_samples_says_how_many() -> None:
+    with pytest.raises(
+        InputError, match=r"18 calibration samples are too few for alpha = 0.05; at least 19 are needed"
+    ):
+        threshold_rank(18, 0.05)
+    with pytest.raises(InputError, match=r"44 .* for alpha = 0.05 and delta = 0.1; at least 45 are needed"):
+        threshold_rank(44, 0.05, 0.1)
+    with pytest.raises(InputError, match=r"alpha = 1 must lie between 0 and 1"):
+        threshold_rank(44, 1)
+    for alpha in (0.5, 0.3, 0.1, 0.05, 0.01, 0.001):
+        assert threshold_rank(samples_needed(alpha), alpha) == 1
+        assert threshold_rank(samples_needed(alpha, 0.1), alpha, 0.1) >= 1
+
+
+def test_a_rank_at_the_edge() -> None:
+    """Where delta is exactly what the fewest samples can promise, rounding must not take the threshold away."""
+    assert threshold_rank(4, 0.5, 0.0625) == 1
+    assert threshold_rank(45, 0.05, 0.95**45) == 1
