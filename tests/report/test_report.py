@@ -100,7 +100,7 @@ def test_the_verdict_agrees_with_the_tables(study: report.Study) -> None:
     worse = [row.dataset for row in differences if row.dataset != "mean" and row.difference.mean < 0]
     assert (f"{study.subject.name} is below" in text) == bool(worse)
     assert all(f"{name} (" in text for name in worse)
-    assert f"{study.reference.accuracy[0]:.1%} with plain" in text  # type: ignore[union-attr]
+    assert f"{100 * study.reference.accuracy[0]:.1f} % with plain" in text  # type: ignore[union-attr]
 
 
 def test_names_are_names_and_ticks_are_numbers(study: report.Study) -> None:

@@ -29,17 +29,8 @@ def curves(lab: Lab | None, outcome: Outcome) -> Drawn:
                 cells = [outcome.cell(row, group, "AUROC") for _, row in values]
                 means = [cell.mean if cell else np.nan for cell in cells]
                 deviations = [cell.std if cell else np.nan for cell in cells]
-                axis.errorbar(
-                    range(len(values)),
-                    means,
-                    deviations,
-                    fmt=style,
-                    marker="o",
-                    ms=3,
-                    capsize=2,
-                    color=colour,
-                    label=group,
-                )
+                look = {"fmt": style, "marker": "o", "ms": 3, "capsize": 2, "color": colour}
+                axis.errorbar(range(len(values)), means, deviations, label=group, **look)
             axis.set_xticks(range(len(values)), [f"{value:g}" for value, _ in values], fontsize=8)
             axis.set_xlabel(name)
         axes[0][0].set_ylabel("AUROC, %")

@@ -84,11 +84,12 @@ class Lab:
         settings = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
         if settings.get("rho_norm", CHOSEN if row.method in TRUNCATING else None) == CHOSEN:
             settings["rho_norm"] = self.rho_norm(row.benchmark, row.method)
-        if row.method == "fixed":  # where SPCP's threshold ends
+        if row.method == "fixed" and "initial_threshold" not in settings:  # where SPCP's threshold ends
             spcp = self.run(dataclasses.replace(row, method="spcp"), seed)
             settings["initial_threshold"] = spcp.history[-1]["threshold"]
         if METHODS[row.method][0].pretrained:
-            plain = self.run(dataclasses.replace(row, method="plain", settings={}), seed)
+            same = {key: value for key, value in row.settings.items() if key not in ("options", "rho_norm")}
+            plain = self.run(dataclasses.replace(row, method="plain", settings=same), seed)
             settings["start"] = str(plain.folder.resolve())
         root = None if self.root is None else str(self.root)
         return config_for(row.benchmark, row.method, **settings, seed=seed, root=root)
@@ -144,17 +145,13 @@ class Lab:
 
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
         """Score a row's run on every set: {"rows": [...]}, the records of a `Table`; kept beside the run."""
-        run = self.run(row, seed)
         name = row.score or METHODS[row.method][0].score
         rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
-        path = run.folder / "scored" / f"{name}-{row.head}{rho_norm}.json"
-
-        def score() -> dict[str, Any]:
-            evaluation = self.evaluation(row, seed)
-            table = evaluation.table([name], search=evaluation.benchmark.val is not None)
-            return {"rows": table.records()}
-
-        return self._kept(path, row, score)
+        path = self.run(row, seed).folder / "scored" / f"{name}-{row.head}{rho_norm}.json"
+        search = self.benchmark(row.benchmark).val is not None
+        return self._kept(
+            path, row, lambda: {"rows": self.evaluation(row, seed).table([name], search=search).records()}
+        )
 
     def _kept(self, path: Path, row: Row, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Read what was measured of a run; measure anew without a file, or if weights or data have changed since."""
@@ -174,7 +171,8 @@ class Lab:
         if not self.tunes(benchmark):
             return rho_norm_for(benchmark, method)
         if benchmark not in self._chosen:
-            areas = {value: self.validated(benchmark, value) for value in self.budget.grid}
+            rows = {value: Row("SPCP", "spcp", {"rho_norm": value}, benchmark=benchmark) for value in self.budget.grid}
+            areas = {value: [self.validation(row, seed) for seed in self.seeds] for value, row in rows.items()}
             self._chosen[benchmark] = choose(areas)
             self.log(f"chosen on validation data of {benchmark}: rho_norm {self._chosen[benchmark]:g}")
         return self._chosen[benchmark]
@@ -186,11 +184,6 @@ class Lab:
     def chosen(self, benchmark: str) -> float | None:
         """Return the rho_norm of a benchmark's rows; None if none needed it."""
         return self._chosen.get(benchmark) if self.tunes(benchmark) else self.rho_norm(benchmark)
-
-    def validated(self, benchmark: str, rho_norm: float) -> list[float]:
-        """Return the AUROC of energy on validation data, seed by seed."""
-        row = Row("SPCP", "spcp", {"rho_norm": rho_norm}, benchmark=benchmark)
-        return [self.validation(row, seed) for seed in self.seeds]
 
     def validation(self, row: Row, seed: int) -> float:
         """Return the AUROC of the method's score on validation data; kept."""
@@ -211,7 +204,7 @@ def _check_settings(run: Run, config: Config) -> None:
     for setting in dataclasses.fields(Config):
         if setting.name not in ("root", "start", "save_every"):
             before, now = getattr(run.config, setting.name), getattr(config, setting.name)
-            if _text(before) != _text(now):
+            if before != now:
                 raise InputError(
                     f"{run.folder}: was trained with {setting.name} = {before!r}, not {now!r}; delete it to train it "
                     "anew, or name another folder (--out)"
@@ -252,10 +245,6 @@ def _fewer(benchmark: Benchmark, count: int) -> Benchmark:
     }
     val = None if benchmark.val is None else few(benchmark.val)
     return dataclasses.replace(benchmark, val=val, test=few(benchmark.test), **groups)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _short(value: Any) -> str:

@@ -16,14 +16,14 @@ def summarize(study: Study) -> list[str]:
         groups.sort(key=lambda row: row.difference.verdict is Verdict.UNCLEAR)
         sentences += [_group(study.main_score, subject, reference, row) for row in groups]
         sentences += _extremes(subject, reference, [row for row in differences if row.dataset != "mean"])
-        before, after = reference.accuracy[0], subject.accuracy[0]
-        sentences.append(f"ID accuracy: {before:.1%} with {reference.name}, {after:.1%} with {subject.name}.")
+        before, after = (100 * arm.accuracy[0] for arm in (reference, subject))
+        sentences.append(f"ID accuracy: {before:.1f} % with {reference.name}, {after:.1f} % with {subject.name}.")
     else:
         for group in study.groups:
             mean, deviation = subject.mean(study.main_score, group)["auroc"]
             area = f"{100 * mean:.1f}" + (f" ± {100 * deviation:.1f}" if len(subject.runs) > 1 else "")
             sentences.append(f"{subject.name}: AUROC {area} on {group}-OOD sets with {study.main_score}.")
-        sentences.append(f"ID accuracy: {subject.accuracy[0]:.1%}.")
+        sentences.append(f"ID accuracy: {100 * subject.accuracy[0]:.1f} %.")
         if reference is None:
             sentences.append("There is no run without truncation to compare with; add one (spcp train --method plain).")
         elif reference is not subject:
