@@ -27,7 +27,7 @@ docs: .venv/ready
 	$(PIP) --editable .[docs]
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
-# With an aim missed, exits 1. detectors.py and passes.py want pytorch-ood and faiss-cpu, training.py wants CIFAR-10.
+# With an aim missed, exits 1. scores.py and passes.py want pytorch-ood and faiss-cpu, training.py wants CIFAR-10.
 bench: .venv/ready
 	$(BIN)/python benchmarks/head.py --check
 	$(BIN)/python benchmarks/overhead.py --check

@@ -20,7 +20,7 @@ from timing import finish, machine
 from torch import nn
 
 from spcp import scores
-from spcp.features import SHARD, Features, Part
+from spcp.bank import SHARD, FeatureBank, Part
 
 K, SLACK = 100, 32.0
 
@@ -44,14 +44,14 @@ class Rows(Sequence[Part]):
         h = (torch.randn(n, self.size, generator=rng) + self.centre[y]).relu_()
         with torch.no_grad():
             z = self.head(h)
-        return h, z, y, z.argmax(1)
+        return Part(h, z, y, z.argmax(1))
 
     def __iter__(self) -> Iterator[Part]:
         return (self[i] for i in range(len(self)))
 
 
 def fitted(kind: type[scores.Score], rows: int, size: int, head: nn.Linear) -> scores.Score:
-    return kind().fit(Features(Rows(rows, size, head)), head)
+    return kind().fit(FeatureBank(Rows(rows, size, head)), head)
 
 
 def main() -> None:

@@ -26,7 +26,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 from torch.utils.flop_counter import FlopCounterMode
 
-from spcp import data, training
+from spcp import Run, config_for, data, train
 from spcp.networks import resnet18
 
 AIM, WIDTH, BATCH, SLACK = 2.5, 16, 128, 1.5
@@ -61,8 +61,8 @@ class Conventional:
 @torch.no_grad()
 def accuracy(network: nn.Module, benchmark: data.Benchmark) -> float:
     network.eval()
-    right = sum(int((network(x).argmax(1) == y).sum()) for x, y in benchmark.loader("test", batch_size=500))
-    return right / len(benchmark.test) * 100
+    correct = sum(int((network(x).argmax(1) == y).sum()) for x, y in benchmark.loader("test", batch_size=500))
+    return correct / len(benchmark.test) * 100
 
 
 def precisions() -> list[str]:
@@ -103,17 +103,17 @@ def main() -> None:
         usual.epoch()
         theirs = time.perf_counter() - start
         for precision, folder in folders.items():
-            config = training.config_for("cifar10", "plain", precision=precision, **settings)
-            training.train(config, folder, benchmark=benchmark, until=epoch + 1)
-            ours = training.read_metrics(folder)[-1]["seconds"]
+            config = config_for("cifar10", "plain", precision=precision, **settings)
+            run = train(config, folder, benchmark=benchmark, until=epoch + 1)
+            ours = run.history[-1]["seconds"]
             ratios[precision].append(theirs / ours)
             print(f"{epoch + 1:<8}{precision:<12}{theirs:>12.1f} s{ours:>8.1f} s{theirs / ours:>7.2f}x", flush=True)
     operations, seconds = floor(len(usual.loader) * BATCH)
     print(f"floor in float32: {operations:.1f}e12 operations, {seconds:.0f} s")
-    other, fastest = accuracy(usual.network, benchmark), max(min(own) for own in ratios.values())
+    other, fastest = accuracy(usual.network, benchmark), max(map(min, ratios.values()))
     missed = [f"{fastest:.2f}x as fast, aim {AIM}x"] if fastest < AIM else []
     for precision, folder in folders.items():
-        mine = accuracy(training.load_network(folder)[0], benchmark)
+        mine = accuracy(Run.open(folder).load().network, benchmark)
         print(f"test accuracy: conventional {other:.2f} %, spcp in {precision} {mine:.2f} %")
         if mine < other - SLACK:
             missed.append(f"accuracy {mine:.2f} % in {precision} against {other:.2f} %")

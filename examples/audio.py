@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-from spcp import Detector, data, training
+from spcp import Detector, config_for, data, train
 
 ALPHA = 0.05  # the false alarm rate: the share of ID sounds that may be flagged
 
@@ -46,11 +46,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def flagged(benchmark: data.Benchmark, method: str, epochs: int) -> dict[str, float]:
     """Train, and return the accuracy and the share of each set that the energy score flags."""
-    config = training.config_for("sounds", method, network="audio_cnn", width=8, epochs=epochs)
+    config = config_for(benchmark, method, width=8, epochs=epochs)
     with tempfile.TemporaryDirectory() as folder:  # a folder that you keep is a run that resumes
-        network, _ = training.load_network(training.train(config, folder, benchmark=benchmark))
-    detector = Detector(network, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
-    test = detector.features(benchmark.loader("test"))
+        model = train(config, folder, benchmark=benchmark).load()
+    detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
+    test = detector.bank(benchmark.loader("test"))
     shares = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():
         if role.startswith(("near", "far")):

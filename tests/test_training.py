@@ -28,7 +28,7 @@ import training_run
 from safetensors.torch import load_file
 
 from spcp import Run, SPCPLinear, Truncation, config_for, data, methods, training
-from spcp.config import Config, build_method, rho_norm_for
+from spcp.config import rho_norm_for
 from spcp.errors import InputError
 from spcp.evaluation import Evaluation
 from spcp.files import read_tensors
@@ -461,36 +461,6 @@ def test_a_threshold_that_never_truncates_is_reported(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match="SPCP did nothing"):
         training.train(config, tmp_path / "r", benchmark=training_run.benchmark())
     assert Run.open(tmp_path / "r").history[0]["truncated"] == 0
-
-
-def test_the_papers_settings() -> None:
-    spcp = config_for("cifar10", "spcp")
-    assert (spcp.epochs, spcp.batch_size, spcp.lr, spcp.weight_decay, spcp.truncation.rho_norm) == (
-        100,
-        128,
-        0.1,
-        5e-4,
-        3.0,
-    )
-    assert config_for("cifar100", "spcp").truncation.rho_norm == 0.5
-    assert config_for("imagenet200", "spcp").truncation.rho_norm == 0.4
-    assert rho_norm_for("imagenet200", "logitnorm") == 2.0
-    assert config_for("imagenet200", "logitnorm").truncation == Truncation()
-    assert config_for("imagenet200", "logitnorm", rho_norm=2.0).truncation == Truncation(2.0, subset=16)
-    assert config_for("imagenet200", "spcp", rho_norm=0).truncation == Truncation()
-    cider = config_for("cifar10", "cider")
-    assert (cider.batch_size, cider.lr, cider.warmup, cider.weight_decay) == (512, 0.5, 10, 1e-4)
-    assert config_for("cifar100", "cider").options == {"momentum": 0.5}
-    assert config_for("CIFAR10", "spcp") == spcp
-    assert config_for("imagenet200", "spcp").truncation == Truncation(0.4, subset=16)
-    assert config_for("cifar10", "cider", epochs=20).warmup == 2
-    assert config_for("cifar100", "snn").options["share"] == 0.05
-    assert build_method(Config(method="l2")).options["penalty"] == 1e-3
-    with pytest.raises(InputError, match="spcp: needs a truncation with rho_norm above 0"):
-        build_method(Config(method="spcp"))
-    with pytest.raises(InputError, match="fixed: A fixed threshold"):
-        config_for("digits", "fixed")
-    assert Config.from_json(json.loads(json.dumps(spcp.as_json()))) == spcp
 
 
 @pytest.mark.parametrize(("augment", "views"), [("none", 1), ("flip", 2)])

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,9 +22,6 @@ from .progress import track
 from .runs import Run
 from .scores import SCORES, Score, build_score
 from .tables import to_csv, to_json, to_latex, to_markdown
-
-if TYPE_CHECKING:
-    import pandas
 
 # What is evaluated by default; ODIN is not among them, because it runs the network again.
 DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos"))
@@ -89,8 +86,8 @@ class Table:
         """Return the rows as dictionaries."""
         return [row.as_record() for row in self.rows]
 
-    def to_pandas(self) -> pandas.DataFrame:
-        """Return the rows as a data frame."""
+    def to_pandas(self) -> Any:
+        """Return the rows as a `pandas.DataFrame`."""
         return need("pandas", "pandas").DataFrame(self.records())
 
     def csv(self) -> str:

@@ -130,7 +130,7 @@ def _view(module: M, views: dict[int, nn.Module]) -> M:
     view.__dict__.update(training=False, _compiled_call_impl=None)
     for name, child in module._modules.items():
         view._modules[name] = child if child is None else _view(child, views)
-    return view  # type: ignore[return-value]
+    return view
 
 
 def _redirect(views: dict[int, nn.Module]) -> None:

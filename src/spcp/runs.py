@@ -25,7 +25,7 @@ from .errors import InputError
 from .files import read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
-from .networks import Network, adapt, is_code
+from .networks import Network, adapt
 from .networks.adapted import Adapted
 
 GIVEN = {"custom_network", "custom_method"}  # what a config file holds besides the settings
@@ -179,7 +179,7 @@ def adopt(
         load_weights(network, Path(weights).expanduser())
     write_settings(folder, config.as_json(), inputs)
     write_tensors(folder / "last.safetensors", network.state_dict())
-    return Run.open(folder, network=name if is_code(name) else None)
+    return Run.open(folder, network=name)
 
 
 def load_weights(network: Network, path: Path) -> dict[str, Tensor]:

@@ -63,7 +63,7 @@ def train(
     loggers: Any = None,
     until: int | None = None,
 ) -> Run:
-    """Train, or go on training, and return the run.
+    """Train, or continue a run, and return it.
 
     Args:
         config: the settings; a folder that holds a run with other settings is an error.
@@ -74,7 +74,7 @@ def train(
         method: instead of the one the config names.
         strategy: of Fabric, under torchrun: "auto" is data parallel, "fsdp" shards parameters too.
         loggers: of Fabric (TensorBoard, CSV, ...), told what `metrics.jsonl` is told.
-        until: stop after so many epochs; the next call goes on.
+        until: stop after so many epochs; the next call continues.
     """
     config.check()
     given = {} if network is None else {"custom_network": type(network).__name__}
@@ -297,7 +297,7 @@ def _epoch(
 
 
 def _stop(state: TrainingState) -> None:
-    _log.warning("stopped in epoch %d; the same command goes on from here: %s", state.epoch + 1, state.folder)
+    _log.warning("stopped in epoch %d; the same command continues from here: %s", state.epoch + 1, state.folder)
     raise KeyboardInterrupt
 
 

@@ -42,7 +42,7 @@ class TrainingState:
             raise InputError(f"{self.folder}: is a file; name a folder for the run")
         if not (self.folder / "config.json").exists():
             return
-        Run.open(self.folder)  # which names a setting that there is not
+        Run.open(self.folder)  # which refuses an unknown setting
         theirs = read_settings(self.folder)
         for key in (self.settings | theirs).keys() - {"save_every", "root"}:
             if self.settings.get(key) != theirs.get(key):
@@ -62,10 +62,9 @@ class TrainingState:
         """Write what the epochs from here on are computed with, if that has changed since the last time."""
         if not self.writes:
             return
-        path = self.folder / "environment.json"
-        kept = json.loads(path.read_text()) if path.exists() else []
+        kept = Run.open(self.folder).environment
         if not kept or {**kept[-1], "epoch": 0} != {"epoch": 0, **environment()}:
-            with written(path) as file:
+            with written(self.folder / "environment.json") as file:
                 file.write((json.dumps([*kept, {"epoch": self.epoch, **environment()}], indent=2) + "\n").encode())
 
     def add(self, loss: Tensor, logits: Tensor, y: Tensor) -> None:
@@ -88,7 +87,7 @@ class TrainingState:
         accuracy = record["val_accuracy"]
         better = accuracy is not None and accuracy > self.best
         if self.writes:
-            kept = [record for record in Run.open(self.folder).history if record["epoch"] < self.epoch]
+            kept = [old for old in Run.open(self.folder).history if old["epoch"] < self.epoch]
             with written(self.folder / "metrics.jsonl") as file:
                 file.write("".join(json.dumps(each) + "\n" for each in (*kept, record)).encode())
             transient = {f"method.{name}" for name in trainee.method.transient}

@@ -1,7 +1,7 @@
-"""Scoring by our detectors and by pytorch-ood's, on the same random features, in one run; and the metrics.
+"""Our scores and pytorch-ood's on the same random features, in one run; and the metrics.
 
     pip install --no-deps pytorch-ood faiss-cpu
-    python benchmarks/detectors.py [--check] [--seconds 4]
+    python benchmarks/scores.py [--check] [--seconds 4]
 
 Aims: Mahalanobis, DICE and GradNorm at least 10 times as fast at K = 10, 50 times at K = 100, 100 times at K = 1000;
 ViM, ReAct, ASH and SCALE not slower anywhere; KNN at most 1.2 times as slow as faiss; peak memory not higher; scores
@@ -20,8 +20,8 @@ from memory import peak
 from timing import finish, interleaved, machine, ratio
 from torch import Tensor, nn
 
-from spcp import detectors, metrics
-from spcp.features import Features
+from spcp import metrics, scores
+from spcp.bank import FeatureBank
 
 # pytorch-ood imports torchvision, which wants these operators, and a CPU build of torch lacks them.
 TORCHVISION = torch.library.Library("torchvision", "FRAGMENT")
@@ -35,41 +35,41 @@ CLOSE, NOISE = 1e-3, 0.95  # scores; what counts as not slower: most of the time
 Scorer = Callable[[], Tensor]
 
 
-def ours(score: detectors.Score, fit: Features, test: Features, head: nn.Linear) -> Scorer:
+def ours(score: scores.Score, fit: FeatureBank, test: FeatureBank, head: nn.Linear) -> Scorer:
     score.fit(fit, head)
     return lambda: score.scores(test, head)
 
 
-def pairs(fit: Features, test: Features, head: nn.Linear) -> dict[str, tuple[Scorer, Scorer]]:
-    """For each detector: ours, and theirs in our sign and scale."""
+def pairs(fit: FeatureBank, test: FeatureBank, head: nn.Linear) -> dict[str, tuple[Scorer, Scorer]]:
+    """For each score: ours, and theirs in our sign and scale."""
     from pytorch_ood import detector as peer
 
-    W, b, K, h, rows = head.weight.detach(), head.bias.detach(), head.out_features, test.h, len(fit)
-    mahalanobis = peer.Mahalanobis(None).fit_features(fit.h, fit.y)
-    dice = peer.DICE(None, W, b, p=0.9).fit_features(fit.h, fit.y)
+    W, b, K, h, rows = head.weight.detach(), head.bias.detach(), head.out_features, test.features, len(fit)
+    mahalanobis = peer.Mahalanobis(None).fit_features(fit.features, fit.labels)
+    dice = peer.DICE(None, W, b, p=0.9).fit_features(fit.features, fit.labels)
     dim = 1000 if head.in_features >= 2048 else head.in_features // 2
-    vim = peer.ViM(None, d=dim, w=W, b=b).fit_features(fit.h, fit.y)
-    react = peer.ReAct(None, head, percentile=0.9).fit_feature_maps(fit.h, fit.y)
-    maps, map_head = h[:, :, None, None], lambda own: head(own.flatten(1))  # these two take feature maps only
+    vim = peer.ViM(None, d=dim, w=W, b=b).fit_features(fit.features, fit.labels)
+    react = peer.ReAct(None, head, percentile=0.9).fit_feature_maps(fit.features, fit.labels)
+    maps, map_head = h[:, :, None, None], lambda x: head(x.flatten(1))  # these two take feature maps only
     scale = peer.SCALE(None, map_head, percentile=0.85)
     ash = peer.ASH(None, map_head, variant="ash-s", percentile=0.9)
     gradnorm = peer.GradNorm(head, param_filter=lambda name: name == "weight").to("cpu")
     batches = h.split(max(1, 2**28 // W.numel()))  # theirs builds (batch, K, D)
     return {
         "Mahalanobis": (
-            ours(detectors.Mahalanobis(), fit, test, head),
+            ours(scores.Mahalanobis(), fit, test, head),
             lambda: -2 * rows * mahalanobis.predict_features(h),
         ),
         "DICE": (
-            ours(detectors.DICE(), fit, test, head),
-            lambda: -torch.cat([dice.predict_features(own) for own in batches]),
+            ours(scores.DICE(), fit, test, head),
+            lambda: -torch.cat([dice.predict_features(batch) for batch in batches]),
         ),
-        "GradNorm": (ours(detectors.GradNorm(), fit, test, head), lambda: -K * gradnorm.predict(h)),
-        "ViM": (ours(detectors.ViM(), fit, test, head), lambda: -vim.predict_features(h)),
-        "ReAct": (ours(detectors.ReAct(), fit, test, head), lambda: -react.predict_feature_maps(h)),
-        "ASH": (ours(detectors.ASH(kind="s"), fit, test, head), lambda: -ash.predict_feature_maps(maps)),
-        "SCALE": (ours(detectors.SCALE(), fit, test, head), lambda: -scale.predict_feature_maps(maps)),
-        "KNN": (ours(detectors.KNN(), fit, test, head), faiss_knn(fit.h, h, 50)),
+        "GradNorm": (ours(scores.GradNorm(), fit, test, head), lambda: -K * gradnorm.predict(h)),
+        "ViM": (ours(scores.ViM(), fit, test, head), lambda: -vim.predict_features(h)),
+        "ReAct": (ours(scores.ReAct(), fit, test, head), lambda: -react.predict_feature_maps(h)),
+        "ASH": (ours(scores.ASH(kind="s"), fit, test, head), lambda: -ash.predict_feature_maps(maps)),
+        "SCALE": (ours(scores.SCALE(), fit, test, head), lambda: -scale.predict_feature_maps(maps)),
+        "KNN": (ours(scores.KNN(), fit, test, head), faiss_knn(fit.features, h, 50)),
     }
 
 
@@ -85,7 +85,7 @@ def faiss_knn(bank: Tensor, h: Tensor, k: int) -> Scorer:
 def compare(seconds: float) -> list[str]:
     missed = []
     print(
-        f"{'shape':<28}{'detector':<14}{'spcp':>11}{'theirs':>12}{'ratio':>9}{'aim':>7}{'MB':>8}{'theirs':>8}{'apart':>10}"
+        f"{'shape':<28}{'score':<14}{'spcp':>11}{'theirs':>12}{'ratio':>9}{'aim':>7}{'MB':>8}{'theirs':>8}{'apart':>10}"
     )
     for train, test, D, K in SHAPES:
         torch.manual_seed(0)
@@ -94,18 +94,18 @@ def compare(seconds: float) -> list[str]:
         centre = torch.randn(K, D)
         with torch.no_grad():
             h = (torch.randn(train, D) + centre[y]).relu_()
-            fit = Features.of(h, head(h), y)
+            fit = FeatureBank.of(h, head(h), y)
             h = (torch.randn(test, D) + centre[torch.arange(test) % K]).relu_()
-            known = Features.of(h, head(h))
-        for name, (mine, theirs) in pairs(fit, known, head).items():
+            scored = FeatureBank.of(h, head(h))
+        for name, (mine, theirs) in pairs(fit, scored, head).items():
             first, second = mine().double(), theirs().double()
             apart = float(((first - second).abs() / second.abs().clamp(min=1e-6)).max())
-            own, other = interleaved([mine, theirs], seconds)
-            faster, memory = ratio(other, own), (peak(mine), peak(theirs))
+            ours_times, other = interleaved([mine, theirs], seconds)
+            faster, memory = ratio(other, ours_times), (peak(mine), peak(theirs))
             aim = SLOW[K] if name in ("Mahalanobis", "DICE", "GradNorm") else 1 / 1.2 if name == "KNN" else 1.0
             label = f"{train} / {test}, {D}, {K}"
             print(
-                f"{label:<28}{name:<14}{np.median(own) * 1e3:>8.1f} ms{np.median(other) * 1e3:>9.1f} ms{faster:>8.1f}x"
+                f"{label:<28}{name:<14}{np.median(ours_times) * 1e3:>8.1f} ms{np.median(other) * 1e3:>9.1f} ms{faster:>8.1f}x"
                 f"{aim:>7.2g}{memory[0]:>8.0f}{memory[1]:>8.0f}{apart:>10.1e}",
                 flush=True,
             )
@@ -122,23 +122,23 @@ def compare_metrics(seconds: float) -> list[str]:
     from pytorch_ood.metrics import OODMetrics
 
     rng = torch.Generator().manual_seed(0)
-    scores = torch.randn(100_000, generator=rng)
+    values = torch.randn(100_000, generator=rng)
     labels = torch.arange(100_000) % 2 - 1  # OOD: -1
-    scores[labels == 0] += 1
-    known, odd = scores[labels == 0].numpy(), scores[labels == -1].numpy()
+    values[labels == 0] += 1
+    id_scores, ood_scores = values[labels == 0].numpy(), values[labels == -1].numpy()
 
     def theirs() -> dict[str, float]:
-        own: Any = OODMetrics()
-        found: dict[str, float] = own.update(-scores, labels).compute()
-        return found
+        peer: Any = OODMetrics()
+        result: dict[str, float] = peer.update(-values, labels).compute()
+        return result
 
-    mine = lambda: metrics.metrics(known, odd)  # noqa: E731
-    found, expected = mine(), theirs()
-    apart = max(abs(found.auroc - expected["AUROC"]), abs(found.fpr95 - expected["FPR95TPR"]))
-    own, other = interleaved([mine, theirs], seconds)
-    faster = ratio(other, own)
+    mine = lambda: metrics.metrics(id_scores, ood_scores)  # noqa: E731
+    result, expected = mine(), theirs()
+    apart = max(abs(result.auroc - expected["AUROC"]), abs(result.fpr95 - expected["FPR95TPR"]))
+    ours_times, other = interleaved([mine, theirs], seconds)
+    faster = ratio(other, ours_times)
     print(
-        f"\nmetrics of 100 000 scores: spcp, with both intervals, {np.median(own) * 1e3:.1f} ms; pytorch-ood "
+        f"\nmetrics of 100 000 scores: spcp, with both intervals, {np.median(ours_times) * 1e3:.1f} ms; pytorch-ood "
         f"{np.median(other) * 1e3:.1f} ms; {faster:.1f}x, aim 2; apart {apart:.1e}"
     )
     return [f"metrics: {faster:.2f}x, aim 2x"] if faster < 2 else []
