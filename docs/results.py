@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing
-from spcp.experiments.outcome import Cell
-from spcp.experiments.page import about, cell_words, gain_words, tables
+from spcp.experiments.outcome import Cell, Support
+from spcp.experiments.page import context
 from spcp.report.figures import as_svg
+from spcp.report.page import render
 
 DOCS = Path(__file__).parent
 KEPT = DOCS / "results"
@@ -24,7 +25,7 @@ NOTE = "<!-- Written by docs/results.py: edit that. -->"
 
 
 def main() -> None:
-    """Take over, and write."""
+    """Write the page, after taking over new outcomes if a folder is named."""
     if len(sys.argv) > 1:
         take_over(Path(sys.argv[1]))
     (DOCS / "results.md").write_text(page())
@@ -36,20 +37,20 @@ def take_over(folder: Path) -> None:
         for path in sorted((folder / budget).glob("*/outcome.json")):
             name = path.parent.name
             (KEPT / budget).mkdir(parents=True, exist_ok=True)
-            found = Outcome.read(path.read_text())
-            if found.about["seeds"] < BUDGETS[budget].seeds:
-                sys.exit(f"{path}: has {found.about['seeds']} seeds; reproduce it with all {BUDGETS[budget].seeds}")
+            outcome = Outcome.read(path.read_text())
+            if outcome.about["seeds"] < BUDGETS[budget].seeds:
+                sys.exit(f"{path}: has {outcome.about['seeds']} seeds; reproduce it with all {BUDGETS[budget].seeds}")
             shutil.copy(path, KEPT / budget / f"{name}.json")
             for kind in EXPERIMENTS[name].figures:
                 picture = KEPT / budget / f"{name}-{kind}.svg"
                 if kind in ("curves", "norms"):
-                    picture.write_text(as_svg(drawing.FIGURES[kind](None, found)[0]))
+                    picture.write_text(as_svg(drawing.FIGURES[kind](None, outcome)[0]))
                 else:
                     shutil.copy(path.parent / "figures" / f"{kind}.svg", picture)
 
 
 def outcomes() -> dict[str, dict[str, Outcome]]:
-    """All that are kept, by setting and name."""
+    """Read the outcomes that are kept, by setting and name."""
     return {
         budget: {
             name: Outcome.read((KEPT / budget / f"{name}.json").read_text())
@@ -65,7 +66,7 @@ HEAD = """# Results
 {note}
 
 Does SPCP work, and where? Measured on real data on one machine without a GPU, in two settings in which the plain
-network knows its training images almost by heart, as the paper's does. Everything here comes from `spcp reproduce`
+network fits its training images almost perfectly, as the paper's does. Everything here comes from `spcp reproduce`
 ([how](reproduce.md)), and every number carries its seeds, its machine and its date. All, by seed and by set, are
 in `docs/results/`, a small file each.
 
@@ -79,28 +80,26 @@ in `docs/results/`, a small file each.
 
 A claim **holds** if the difference between networks with the same seed is above 0 on near and on far sets, in every
 comparison that it makes: the 95 % interval over seeds (Student's t) lies above 0. It **holds in part** if that is so
-for some; it **does not hold** if the difference is the other way round for some and above 0 for none; otherwise it is
-**unclear**. Where a claim names a margin, the interval has to lie above minus that. AUROC is of the energy score, if
-not said otherwise.
+for some; it **does not hold** if the interval lies below 0 for some and above 0 for none; otherwise it is **unclear**.
+Where a claim names a margin, the interval has to lie above minus that. AUROC is that of the energy score unless a row
+names another.
 
 """
 
 
 def page() -> str:
-    """The page."""
+    """Write the page of results."""
     kept = outcomes()
     lines = [HEAD.format(note=NOTE, settings="\n".join(_settings(kept)), short="\n".join(_short(kept)))]
     lines += _claims(kept)
     for budget, title in SETTINGS.items():
         lines += [f"## {title}", ""]
-        for name, found in kept[budget].items():
-            if name not in SAME:
-                lines += _section(budget, name, found)
+        lines += [_section(budget, outcome) for name, outcome in kept[budget].items() if name not in SAME]
     return "\n".join(lines).rstrip() + "\n"
 
 
 def _settings(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
-    told = {
+    data = {
         "small": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
         "noise (far)",
         "cpu": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), with OpenOOD's "
@@ -108,60 +107,60 @@ def _settings(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
     }
     for budget, title in SETTINGS.items():
         if "ablation-stage" in kept[budget]:
-            own = kept[budget]["ablation-stage"].about
-            network = own["network"] + (f" of width {own['width']}" if "width" in own else "")
-            loss = own["training loss of the plain network"]
+            about = kept[budget]["ablation-stage"].about
+            network = about["network"] + (f" of width {about['width']}" if "width" in about else "")
+            loss = about["training loss of the plain network"]
             yield (
-                f"- **{title}** (`--budget {budget}`): {told[budget]}; {own['images']} training images, {network}, "
-                f"{own['epochs']} epochs, in the last of which the training loss of the plain network is {loss:.2f}; "
-                f"{own['seeds']} seeds; {own['machine']}; {own['date']}. rho_norm {own['rho_norm']:g}, chosen by the "
-                "paper's rule on validation data."
+                f"- **{title}** (`--budget {budget}`): {data[budget]}; {about['images']} training images, {network}, "
+                f"{about['epochs']} epochs, in the last of which the training loss of the plain network is {loss:.2f}; "
+                f"{about['seeds']} seeds; {about['machine']}; {about['date']}. rho_norm {about['rho_norm']:g}, chosen "
+                "by the paper's rule on validation data."
             )
 
 
 def _short(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
     for budget, title in SETTINGS.items():
-        found = kept[budget].get("ablation-stage")
-        if found is None:
+        outcome = kept[budget].get("ablation-stage")
+        if outcome is None:
             continue
         parts = []
         for group in ("near", "far"):
-            before, after = (_cell(found, f"truncate:{own}", group, "AUROC") for own in ("none", "train+infer"))
+            before, after = (_cell(outcome, f"truncate:{stage}", group, "AUROC") for stage in ("none", "train+infer"))
             parts.append(f"{group} {before.mean:.1f} ±{before.std:.1f} → {after.mean:.1f} ±{after.std:.1f}")
-        accuracy = [_cell(found, f"truncate:{own}", "id", "ACC") for own in ("none", "train+infer")]
+        accuracy = [_cell(outcome, f"truncate:{stage}", "id", "ACC") for stage in ("none", "train+infer")]
         yield (
             f"- {title}: energy AUROC of plain training → SPCP: {', '.join(parts)}; accuracy "
             f"{accuracy[0].mean:.1f} → {accuracy[1].mean:.1f}."
         )
     for budget, title in SETTINGS.items():
-        found = kept[budget].get("feature-norms")
-        if found is not None:
-            yield from (f"- {title}, {own}" for own in found.findings)
-    yield from _said(kept)
+        outcome = kept[budget].get("feature-norms")
+        if outcome is not None:
+            yield from (f"- {title}, {finding}" for finding in outcome.findings)
+    yield from _remarks(kept)
 
 
-def _cell(found: Outcome, row: str, column: str, metric: str) -> Cell:
-    cell = found.cell(row, column, metric)
-    assert cell is not None, (found.name, row, column, metric)
+def _cell(outcome: Outcome, row: str, column: str, metric: str) -> Cell:
+    cell = outcome.cell(row, column, metric)
+    assert cell is not None, (outcome.name, row, column, metric)
     return cell
 
 
-def _said(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
-    """What the tables come to; the words are to be read again when the numbers change."""
+def _remarks(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
+    """Sum up the tables; read these sentences again when the numbers change."""
     small, cifar = kept["small"], kept["cpu"]
 
-    def mean(found: Outcome, row: str, column: str, metric: str = "AUROC") -> str:
-        return f"{_cell(found, row, column, metric).mean:.1f}"
+    def mean(outcome: Outcome, row: str, column: str, metric: str = "AUROC") -> str:
+        return f"{_cell(outcome, row, column, metric).mean:.1f}"
 
     if "ablation-rho" in cifar:
         rho = cifar["ablation-rho"]
         names = {"mnist": "MNIST", "svhn": "SVHN", "texture": "Textures", "near": "near sets"}
         moves = [
-            f"{name} {mean(rho, 'rho_norm=0', own)} → {mean(rho, 'rho_norm=1', own)}" for own, name in names.items()
+            f"{name} {mean(rho, 'rho_norm=0', key)} → {mean(rho, 'rho_norm=1', key)}" for key, name in names.items()
         ]
         yield (
-            f"- CIFAR-10, set by set, plain → rho_norm 1: {', '.join(moves)}. What is won on MNIST is lost elsewhere. "
-            "The validation data, TinyImageNet, are near, and so choose a small rho_norm, which changes little."
+            f"- CIFAR-10, set by set, plain → rho_norm 1: {', '.join(moves)}. MNIST gains what other sets lose. "
+            "The OOD validation data, TinyImageNet, are near, so they select a small rho_norm, which changes little."
         )
     if "cifar10" in small:
         main, itp = small["cifar10"], small["itp"]
@@ -169,7 +168,7 @@ def _said(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
         yield (
             f"- SPCP is not the best there is on the digits' far sets: ITP {mean(itp, 'ITP', 'far')}, "
             f"{', '.join(others)}, SPCP {mean(main, 'SPCP', 'far')}. LogitNorm does not learn in so few steps "
-            f"(accuracy {mean(main, 'LogitNorm', 'id', 'ACC')}), so what is said of it there says little."
+            f"(accuracy {mean(main, 'LogitNorm', 'id', 'ACC')}), so its numbers there mean little."
         )
     if "ablation-stage" in small:
         stage = small["ablation-stage"]
@@ -186,8 +185,8 @@ def _said(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
         (
             "rho-auto",
             '`rho_norm="auto"`',
-            "So auto does as well as the search on digits, for one training and without odd data. On CIFAR-10, where "
-            "validation data ask for less to be cut, it trades near sets for far ones. It is offered, not the default.",
+            "So auto does as well as the search on digits, for one training and without OOD data. On CIFAR-10, where "
+            "validation data select less truncation, it trades near sets for far ones. It is offered, not the default.",
         ),
         (
             "two-views",
@@ -199,10 +198,10 @@ def _said(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
         for budget, title in SETTINGS.items():
             if name in kept[budget]:
                 yield f"- {what}, {title}: {' '.join(kept[budget][name].findings)}"
-        if all(name in own for own in kept.values()):
+        if all(name in by_name for by_name in kept.values()):
             yield f"- {words}"
     yield (
-        "- Not run here: the budget `full`, CIFAR-100 and ImageNet-200 as known data, DenseNet, and on CIFAR-10 the "
+        "- Not run here: the budget `full`, CIFAR-100 and ImageNet-200 as ID data, DenseNet, and on CIFAR-10 the "
         "training methods other than LogitNorm. Networks go by the paper's names; what stands in for them is small, "
         "see [budgets](reproduce.md#budgets)."
     )
@@ -211,38 +210,24 @@ def _said(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
 def _claims(kept: dict[str, dict[str, Outcome]]) -> Iterator[str]:
     yield "| claim | " + " | ".join(SETTINGS.values()) + " |"
     yield "|---|" + "---|" * len(SETTINGS)
-    words: dict[tuple[str, str], dict[str, str]] = {}
-    for budget, found in kept.items():
-        for name, own in found.items():
-            if name in SAME:
-                continue
-            for verdict in own.verdicts:
-                words.setdefault((name, verdict.says), {})[budget] = verdict.word
-    for (name, says), by in words.items():
-        cells = [f"**{by[budget]}**" if budget in by else "not run" for budget in SETTINGS]
-        yield f"| {says} (`{name}`) | " + " | ".join(cells) + " |"
+    support: dict[tuple[str, str], dict[str, Support]] = {}
+    for budget, by_name in kept.items():
+        for name, outcome in by_name.items():
+            for claim in outcome.claims if name not in SAME else ():
+                support.setdefault((name, claim.text), {})[budget] = claim.support
+    for (name, text), by_budget in support.items():
+        cells = [f"**{by_budget[budget].value}**" if budget in by_budget else "not run" for budget in SETTINGS]
+        yield f"| {text} (`{name}`) | " + " | ".join(cells) + " |"
     yield ""
 
 
-def _section(budget: str, name: str, found: Outcome) -> Iterator[str]:
-    yield f"### {SETTINGS[budget]}: {found.title}"
-    yield ""
-    yield about(found)
-    yield ""
-    for own in found.verdicts:
-        yield f"- {own.says}: **{own.word}**. " + "; ".join(gain_words(gain) for gain in own.gains) + "."
-    yield from (f"- {own}" for own in found.findings)
-    if found.verdicts or found.findings:
-        yield ""
-    for table in tables(found)[: 2 if name in ("scores", "feature-norms") else 1]:
-        yield "| | " + " | ".join(table["columns"]) + " |"
-        yield "|---|" + "---:|" * len(table["columns"])
-        for row, cells in table["lines"]:
-            yield f"| {row} | " + " | ".join(cell_words(own, brief=True) for own in cells) + " |"
-        yield ""
-    for kind in EXPERIMENTS[name].figures:
-        yield f"![{found.title}](results/{budget}/{name}-{kind}.svg)"
-        yield ""
+def _section(budget: str, outcome: Outcome) -> str:
+    name = outcome.name
+    pictures = {kind: f"results/{budget}/{name}-{kind}.svg" for kind in EXPERIMENTS[name].figures}
+    filled = context(outcome, pictures, level=3, brief=True)
+    shown = 2 if name in ("scores", "feature-norms") else 1
+    title = f"{SETTINGS[budget]}: {outcome.title}"
+    return render("experiment.md.jinja", {**filled, "title": title, "tables": filled["tables"][:shown]})
 
 
 if __name__ == "__main__":

@@ -17,12 +17,13 @@ import torch
 from scipy import stats
 
 from spcp import SPCPLinear, Truncation, cli, fit_threshold
+from spcp.config import Config
 from spcp.data import load_benchmark
 from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
-from spcp.experiments.outcome import Cell, verdict
-from spcp.training import read_metrics
+from spcp.experiments.outcome import Cell, Support, judge
+from spcp.runs import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
 
@@ -52,46 +53,46 @@ def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert end.value.code == 0, err
     shown = list(csv.DictReader(io.StringIO(out)))
     made = folder / "smoke" / name
-    found = Outcome.read((made / "outcome.json").read_text())
-    assert {row["row"] for row in shown} == set(found.rows)
+    outcome = Outcome.read((made / "outcome.json").read_text())
+    assert {row["row"] for row in shown} == set(outcome.rows)
     assert all(np.isfinite(float(row["mean"])) for row in shown)
     assert len(list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))) == len(shown)
-    assert found.about["command"] == f"spcp reproduce {name} --budget smoke --seeds 1"
+    assert outcome.about["command"] == f"spcp reproduce {name} --budget smoke --seeds 1"
     page, text = html.unescape((made / "report.html").read_text()), (made / "report.md").read_text()
-    assert found.title in page
-    assert found.title in text
+    assert outcome.title in page
+    assert outcome.title in text
     assert all((made / "figures" / f"{kind}.svg").exists() for kind in EXPERIMENTS[name].figures)
-    papers = [row for row in shown if row["paper"]]
+    papers = [row for row in shown if row["paper_mean"]]
     assert bool(papers) == bool(EXPERIMENTS[name].tables)
     for row in papers:
-        assert float(row["difference"]) == pytest.approx(float(row["mean"]) - float(row["paper"]))
+        assert float(row["difference"]) == pytest.approx(float(row["mean"]) - float(row["paper_mean"]))
 
 
 def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = reproduce("itp", "smoke", folder, seeds=1, say=lambda _: None)
+    first = reproduce("itp", "smoke", folder, seeds=1, log=lambda _: None)
     monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained again"))
     monkeypatch.setattr(lab.Lab, "evaluation", lambda *args: pytest.fail("scored again"))
-    again = reproduce("itp", "smoke", folder, seeds=1, say=lambda _: None)
+    again = reproduce("itp", "smoke", folder, seeds=1, log=lambda _: None)
     assert again.cells == first.cells
 
 
 def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, say=lambda _: None)
+    whole = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
     row = Row("Energy", benchmark="digits")
     expected = whole.scored(row, 0)
-    own = Lab(BUDGETS["smoke"], tmp_path, seeds=1, say=lambda _: None)
+    runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None)
     train = lab.train
     monkeypatch.setattr(lab, "train", lambda *args, **kwargs: train(*args, **kwargs, until=1))
-    assert len(read_metrics(own.run(row, 0))) == 1
+    assert len(runs.run(row, 0).history) == 1
     monkeypatch.setattr(lab, "train", train)
-    assert own.scored(row, 0) == expected
+    assert runs.scored(row, 0) == expected
 
 
 def test_some_rows(folder: Path) -> None:
-    found = reproduce("cifar10", "smoke", folder, only=["Energy", "SPCP"], seeds=1, say=lambda _: None)
-    assert found.rows == ("Energy", "SPCP")
-    assert found.about["command"].endswith("--only Energy,SPCP --seeds 1")
-    pairs = {(gain.better, gain.other) for own in found.verdicts for gain in own.gains}
+    outcome = reproduce("cifar10", "smoke", folder, only=["Energy", "SPCP"], seeds=1, log=lambda _: None)
+    assert outcome.rows == ("Energy", "SPCP")
+    assert outcome.about["command"].endswith("--only Energy,SPCP --seeds 1")
+    pairs = {(gain.row, gain.other) for claim in outcome.claims for gain in claim.gains}
     assert pairs == {("SPCP", "Energy")}
 
 
@@ -106,35 +107,35 @@ def test_some_rows(folder: Path) -> None:
         ({"name": "audio", "budget": "small", "root": "."}, "free-spoken-digits/recordings: is not there; get it from"),
     ],
 )
-def test_what_cannot_be(options: dict[str, object], words: str, folder: Path) -> None:
+def test_invalid_input(options: dict[str, object], words: str, folder: Path) -> None:
     with pytest.raises(InputError, match=words):
-        reproduce(**({"budget": "smoke", "folder": folder, "say": lambda _: None} | options))  # type: ignore[arg-type]
+        reproduce(**({"budget": "smoke", "folder": folder, "log": lambda _: None} | options))  # type: ignore[arg-type]
 
 
 def test_full_is_the_papers_setting(tmp_path: Path) -> None:
-    own = Lab(BUDGETS["full"], tmp_path)
-    config = own.config(Row("SPCP", "spcp", benchmark="cifar100"), 2)
+    runs = Lab(BUDGETS["full"], tmp_path)
+    config = runs.config(Row("SPCP", "spcp", benchmark="cifar100"), 2)
     assert (config.network, config.epochs, config.batch_size, config.seed) == ("resnet18", 100, 128, 2)
-    assert (config.options["rho_norm"], config.images, config.augment) == (0.5, None, "full")
-    backbones = {own.config(row, 0).network for row in rows_of("backbones", own)}
+    assert (config.truncation.rho_norm, config.images, config.augment) == (0.5, None, "full")
+    backbones = {runs.config(row, 0).network for row in rows_of("backbones", runs)}
     assert backbones == {"resnet18", "wideresnet28", "densenet100"}
-    assert {row.benchmark for row in rows_of("itp", own)} == {"cifar10", "imagenet200"}
+    assert {row.benchmark for row in rows_of("itp", runs)} == {"cifar10", "imagenet200"}
 
 
 def test_the_fixed_threshold_is_the_one_that_spcp_ended_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    own = Lab(BUDGETS["full"], tmp_path)
+    runs = Lab(BUDGETS["full"], tmp_path)
     asked: list[Row] = []
-    monkeypatch.setattr(own, "run", lambda row, seed: asked.append(row) or tmp_path)
+    monkeypatch.setattr(runs, "run", lambda row, seed: asked.append(row) or Run(tmp_path, Config()))
     (tmp_path / "metrics.jsonl").write_text('{"epoch": 0, "threshold": 0.5}\n{"epoch": 1, "threshold": 0.25}\n')
-    config = own.config(Row("Fixed", "fixed", benchmark="cifar10"), 1)
-    assert (config.options["initial_threshold"], config.options["beta"]) == (0.25, 1.0)
+    config = runs.config(Row("Fixed", "fixed", benchmark="cifar10"), 1)
+    assert (config.truncation.initial_threshold, config.truncation.beta) == (0.25, 1.0)
     assert [row.method for row in asked] == ["spcp"]
 
 
 def test_a_run_with_other_settings_is_not_taken_for_this_one(folder: Path) -> None:
     other = dataclasses.replace(BUDGETS["smoke"], settings={"digits": {"width": 16, "epochs": 2, "images": 200}})
     with pytest.raises(InputError, match="was trained with width = 8, not 16; delete it"):
-        Lab(other, folder / "smoke", seeds=1, say=lambda _: None).run(Row("Energy", benchmark="digits"), 0)
+        Lab(other, folder / "smoke", seeds=1, log=lambda _: None).run(Row("Energy", benchmark="digits"), 0)
 
 
 def test_other_data_is_scored_anew(folder: Path) -> None:
@@ -142,15 +143,15 @@ def test_other_data_is_scored_anew(folder: Path) -> None:
     counts = []
     for samples in (100, 50, 100):
         budget = dataclasses.replace(BUDGETS["smoke"], samples=samples)
-        found = Lab(budget, folder / "smoke", seeds=1, say=lambda _: None).scored(row, 0)
-        counts.append(found["rows"][0]["n_ood"])
+        scored = Lab(budget, folder / "smoke", seeds=1, log=lambda _: None).scored(row, 0)
+        counts.append(scored["rows"][0]["n_ood"])
     assert counts == [100, 50, 100]
 
 
 def test_a_row_that_needs_no_rho_norm_trains_no_grid(tmp_path: Path) -> None:
-    found = reproduce("ablation-stage", "smoke", tmp_path, only=["truncate:none"], seeds=1, say=lambda _: None)
-    assert [own.name for own in (tmp_path / "smoke/runs/digits").iterdir()] == ["plain"]
-    assert "rho_norm" not in found.about
+    outcome = reproduce("ablation-stage", "smoke", tmp_path, only=["truncate:none"], seeds=1, log=lambda _: None)
+    assert [path.name for path in (tmp_path / "smoke/runs/digits").iterdir()] == ["plain"]
+    assert "rho_norm" not in outcome.about
 
 
 class TestPaper:
@@ -159,11 +160,11 @@ class TestPaper:
 
     def test_every_figure_of_a_table_has_a_row(self, tmp_path: Path) -> None:
         """Nothing of the paper's tables is left out: each method of each table is a row of its experiment."""
-        own = Lab(BUDGETS["full"], tmp_path)
-        own._benchmarks = dict.fromkeys(paper.BENCHMARKS, load_benchmark("digits"))
+        runs = Lab(BUDGETS["full"], tmp_path)
+        runs._benchmarks = dict.fromkeys(paper.BENCHMARKS, load_benchmark("digits"))
         reproduced: dict[str, set[str]] = {}
         for name, experiment in EXPERIMENTS.items():
-            names = {row.name for row in rows_of(name, own)} if experiment.tables else set()
+            names = {row.name for row in rows_of(name, runs)} if experiment.tables else set()
             for table in experiment.tables:
                 reproduced.setdefault(table, set()).update(names)
         for table, _, _, method, _, _ in paper.figures():
@@ -178,65 +179,66 @@ def test_difference_from_the_paper_is_welchs() -> None:
     ours, theirs = rng.normal(90, 2, 5), rng.normal(92, 1, 3)
     cell = Cell("SPCP", "far", "AUROC", tuple(ours), (float(theirs.mean()), float(theirs.std())))
     expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
-    assert cell.difference == pytest.approx((ours.mean() - theirs.mean(), expected.low, expected.high))
+    assert cell.difference == pytest.approx(ours.mean() - theirs.mean())
+    assert cell.interval == pytest.approx((expected.low, expected.high))
 
 
 @pytest.mark.parametrize(
-    ("near", "far", "margin", "word"),
+    ("near", "far", "margin", "support"),
     [
-        ([5.0, 6.0, 5.5], [4.0, 4.2, 4.1], None, "holds"),
-        ([5.0, 6.0, 5.5], [4.0, -4.2, 4.1], None, "holds in part"),
-        ([-5.0, -6.0, -5.5], [4.0, -4.2, 4.1], None, "does not hold"),
-        ([5.0, -6.0, 5.5], [4.0, -4.2, 4.1], None, "unclear"),
-        ([-0.3, -0.4, -0.2], [-0.1, -0.1, -0.2], 1.0, "holds"),
-        ([-3.0, -3.1, -3.2], [-0.1, -0.1, -0.2], 1.0, "holds in part"),
+        ([5.0, 6.0, 5.5], [4.0, 4.2, 4.1], 0.0, Support.HOLDS),
+        ([5.0, 6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.PARTLY),
+        ([-5.0, -6.0, -5.5], [4.0, -4.2, 4.1], 0.0, Support.FAILS),
+        ([5.0, -6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.UNCLEAR),
+        ([-0.3, -0.4, -0.2], [-0.1, -0.1, -0.2], 1.0, Support.HOLDS),
+        ([-3.0, -3.1, -3.2], [-0.1, -0.1, -0.2], 1.0, Support.PARTLY),
     ],
 )
-def test_verdicts(near: list[float], far: list[float], margin: float | None, word: str) -> None:
+def test_claims(near: list[float], far: list[float], margin: float, support: Support) -> None:
     base = [80.0, 70.0, 75.0]
     better = {
-        (group, "AUROC"): [x + y for x, y in zip(base, own, strict=True)]
-        for group, own in (("near", near), ("far", far))
+        (group, "AUROC"): [x + y for x, y in zip(base, gains, strict=True)]
+        for group, gains in (("near", near), ("far", far))
     }
     values = {"a": better, "b": {("near", "AUROC"): base, ("far", "AUROC"): base}}
-    assert verdict(Claim("a is better", (("a", "b"),), margin=margin), values, {}).word == word
+    assert judge(Claim("a is better", (("a", "b"),), margin=margin), values, {}).support is support
 
 
 def test_lower_is_better_for_other_metrics() -> None:
-    values = {name: {("near", "FPR95"): [own, own + 1, own]} for name, own in (("a", 10.0), ("b", 30.0))}
-    found = verdict(Claim("", (("a", "b"),), (("near", "FPR95"),)), values, {("a", "near", "FPR95"): 1.0})
-    assert found.gains[0].points == pytest.approx(20)
-    assert found.gains[0].paper is None  # the other's is not known
+    values = {name: {("near", "FPR95"): [fpr, fpr + 1, fpr]} for name, fpr in (("a", 10.0), ("b", 30.0))}
+    (gain,) = judge(Claim("", (("a", "b"),), (("near", "FPR95"),)), values, {("a", "near", "FPR95"): 1.0}).gains
+    assert gain.difference.mean == pytest.approx(20)
+    assert gain.paper is None  # the paper has no number for the other
 
 
 def test_outcomes_are_read_as_they_were_written(folder: Path) -> None:
     text = (folder / "smoke" / "ablation-stage" / "outcome.json").read_text()
-    found = Outcome.read(text)
-    assert json.loads(found.json()) == json.loads(text)
+    assert json.loads(Outcome.read(text).json()) == json.loads(text)
     assert len(text) < 20_000
 
 
-def test_a_head_that_is_bounded_at_inference_only(folder: Path) -> None:
+def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:
     """As `fit_threshold` has it."""
-    own = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, say=lambda _: None)
+    runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
     row = Row("truncate:infer", head="fitted", benchmark="digits")
-    bounded, plain = own.evaluation(row, 0), own.evaluation(dataclasses.replace(row, head="truncating"), 0)
-    assert isinstance(bounded.head, SPCPLinear)
+    fitted, plain = runs.evaluation(row, 0), runs.evaluation(dataclasses.replace(row, head="trained"), 0)
+    head = fitted.model.head
+    assert isinstance(head, SPCPLinear)
     model = torch.nn.Sequential(torch.nn.Linear(64, 10))
-    model.load_state_dict({f"0.{key}": value for key, value in plain.head.state_dict().items()})
-    SPCPLinear.convert_(model[0], Truncation(own.rho_norm("digits"), stages="infer"))
-    assert fit_threshold(model, [plain.features("train").h]) == pytest.approx(float(bounded.head.threshold), rel=1e-5)
+    model.load_state_dict({f"0.{key}": value for key, value in plain.model.head.state_dict().items()})
+    SPCPLinear.convert_(model[0], Truncation(runs.rho_norm("digits"), stages="infer"))
+    assert fit_threshold(model, [plain.bank("train").features]) == pytest.approx(float(head.threshold), rel=1e-5)
     with torch.no_grad():
-        torch.testing.assert_close(bounded.features("test").z, bounded.head(plain.features("test").h))
+        torch.testing.assert_close(fitted.bank("test").logits, head(plain.bank("test").features))
 
 
-def test_rows_have_names_of_their_own(tmp_path: Path) -> None:
+def test_rows_have_distinct_names(tmp_path: Path) -> None:
     for budget in BUDGETS.values():
-        own = Lab(budget, tmp_path, seeds=1)
-        own._chosen = dict.fromkeys(("digits", "cifar10", "tones"), 1.0)
-        own._benchmarks = dict.fromkeys(("cifar10", "cifar100", "imagenet200"), load_benchmark("digits"))
+        runs = Lab(budget, tmp_path, seeds=1)
+        runs._chosen = dict.fromkeys(("digits", "cifar10", "tones"), 1.0)
+        runs._benchmarks = dict.fromkeys(("cifar10", "cifar100", "imagenet200"), load_benchmark("digits"))
         for name in EXPERIMENTS:
-            names = [label(row) for row in rows_of(name, own)]
+            names = [label(row) for row in rows_of(name, runs)]
             assert len(set(names)) == len(names), name
 
 

@@ -14,13 +14,13 @@ from spcp import report, training
 from spcp.data import Benchmark, TensorSet
 from spcp.errors import InputError
 from spcp.metrics import compare
-from spcp.report import study as studies
-from spcp.report import words
+from spcp.report.figures import draw
+from spcp.report.summary import summarize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
 
 
-def odd(name: str, level: int) -> TensorSet:
+def ood(name: str, level: int) -> TensorSet:
     rng = torch.Generator().manual_seed(level)
     x = torch.randint(0, level, (60, 1, 12, 12), generator=rng, dtype=torch.uint8)
     return TensorSet(name, x, torch.full((60,), -1))
@@ -28,17 +28,17 @@ def odd(name: str, level: int) -> TensorSet:
 
 @pytest.fixture(scope="module")
 def data() -> Benchmark:
-    own = training_run.benchmark()
+    corners = training_run.benchmark()
     return Benchmark(
-        own.name,
-        own.transform,
-        own.class_names,
-        own.train,
-        own.val,
-        own.test,
-        ood_val={"grey": odd("grey", 130)},
-        near={"dim": odd("dim", 120), "bright": odd("bright", 220)},
-        far={"dark": odd("dark", 20)},
+        corners.name,
+        corners.transform,
+        corners.class_names,
+        corners.train,
+        corners.val,
+        corners.test,
+        ood_val={"grey": ood("grey", 130)},
+        near={"dim": ood("dim", 120), "bright": ood("bright", 220)},
+        far={"dark": ood("dark", 20)},
     )
 
 
@@ -53,70 +53,59 @@ def runs(data: Benchmark, tmp_path_factory: pytest.TempPathFactory) -> list[Path
 
 
 @pytest.fixture(scope="module")
-def found(runs: list[Path], data: Benchmark, tmp_path_factory: pytest.TempPathFactory) -> report.Study:
-    return studies.gather(runs, benchmark=data, banks=tmp_path_factory.mktemp("banks"), title="<b>corners</b>")
+def study(runs: list[Path], data: Benchmark, tmp_path_factory: pytest.TempPathFactory) -> report.Study:
+    return report.gather(runs, benchmark=data, banks=tmp_path_factory.mktemp("banks"), title="<b>corners</b>")
 
 
 @pytest.fixture(scope="module")
-def written(found: report.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return report.write(found, tmp_path_factory.mktemp("report")).parent
+def written(study: report.Study, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return report.write(study, tmp_path_factory.mktemp("report")).parent
 
 
-def test_runs_that_differ_by_the_seed_are_one_arm(found: report.Study) -> None:
-    assert [arm.name for arm in found.arms] == ["plain", "SPCP (rho_norm 1)"]
-    assert [arm.seeds for arm in found.arms] == [(0, 1), (0, 1)]
-    assert (found.reference, found.subject) == (found.arms[0], found.arms[1])
-    assert found.sets == (("near", "mean"), ("near", "dim"), ("near", "bright"), ("far", "mean"), ("far", "dark"))
+def test_runs_that_differ_by_the_seed_are_one_arm(study: report.Study) -> None:
+    assert [arm.name for arm in study.arms] == ["plain", "SPCP (rho_norm 1)"]
+    assert [arm.seeds for arm in study.arms] == [(0, 1), (0, 1)]
+    assert (study.reference, study.subject) == (study.arms[0], study.arms[1])
+    assert study.sets == (("near", "mean"), ("near", "dim"), ("near", "bright"), ("far", "mean"), ("far", "dark"))
 
 
-def test_differences_are_those_of_the_tables(found: report.Study) -> None:
-    plain, bounded = found.arms
-    for own in found.differences(bounded):
-        areas = [[run.table.get("energy", own.group, own.name)["auroc"] for run in arm.runs] for arm in found.arms]
+def test_differences_are_those_of_the_tables(study: report.Study) -> None:
+    plain, truncating = study.arms
+    for row in study.differences(truncating):
+        areas = [[run.table.get("energy", row.group, row.dataset).auroc for run in arm.runs] for arm in study.arms]
         by_seed = [after - before for before, after in zip(*areas, strict=True)]
-        assert own.by_seed == pytest.approx(by_seed)
-        assert own.points == pytest.approx(sum(by_seed) / 2)
-        assert own.samples.difference * 100 == pytest.approx(own.points)
-        assert own.interval is not None
-        assert own.interval[0] <= own.points <= own.interval[1]
-    assert found.differences(plain) == []
+        assert row.difference.by_seed == pytest.approx(by_seed)
+        assert row.difference.mean == pytest.approx(sum(by_seed) / 2)
+        assert row.arm - row.reference == pytest.approx(row.difference.mean)
+        assert row.difference.interval is not None
+        assert row.difference.interval[0] <= row.difference.mean <= row.difference.interval[1]
+    assert study.differences(plain) == []
 
 
 def test_a_single_pair_is_delongs(runs: list[Path], data: Benchmark) -> None:
-    own = studies.gather([runs[0], runs[2]], benchmark=data, detectors=["energy"])
-    first, second = (arm.runs[0].table.scores for arm in own.arms)
-    expected = compare(*((own["energy", role]) for own in (second, first) for role in ("test", "far/dark")))
-    (far,) = (own for own in own.differences(own.arms[1]) if own.name == "dark")
-    assert far.samples.p_value == pytest.approx(expected.p_value)
+    study = report.gather([runs[0], runs[2]], benchmark=data, scores=["energy"])
+    first, second = (arm.runs[0].table.scores for arm in study.arms)
+    expected = compare(*(scores["energy", role] for scores in (second, first) for role in ("test", "far/dark")))
+    (far,) = (row.difference for row in study.differences(study.arms[1]) if row.dataset == "dark")
+    assert far.p_value == pytest.approx(expected.p_value)
     assert far.interval is None
 
 
-def difference(points: tuple[float, ...], p_value: float) -> studies.Difference:
-    samples = studies.Comparison(sum(points) / len(points) / 100, (0.0, 0.0), p_value)
-    return studies.Difference("far", "mean", (50.0, 0.0), (60.0, 0.0), points, studies.t_interval(points), samples)
-
-
-def test_a_difference_is_clear_if_seeds_and_samples_agree() -> None:
-    assert difference((9.0, 10.0, 11.0), 0.001).word == "better"
-    assert difference((-9.0, -10.0, -11.0), 0.001).word == "worse"
-    assert difference((9.0, 10.0, 11.0), 0.2).word == "no clear difference"
-    assert difference((1.0, 20.0, -3.0), 0.001).word == "no clear difference"
-
-
-def test_the_verdict_says_what_the_tables_say(found: report.Study) -> None:
-    text = " ".join(words.verdict(found))
-    for own in found.differences(found.subject):
-        if own.name == "mean":
-            assert f"{own.reference[0]:.1f} → {own.arm[0]:.1f}, {own.points:+.1f} points" in text
-    worse = [own.name for own in found.differences(found.subject) if own.name != "mean" and own.points < 0]
-    assert (f"{found.subject.name} is below" in text) == bool(worse)
+def test_the_verdict_agrees_with_the_tables(study: report.Study) -> None:
+    text = " ".join(summarize(study))
+    differences = study.differences(study.subject)
+    for row in differences:
+        if row.dataset == "mean":
+            assert f"{100 * row.reference:.1f} → {100 * row.arm:.1f}, {100 * row.difference.mean:+.1f} points" in text
+    worse = [row.dataset for row in differences if row.dataset != "mean" and row.difference.mean < 0]
+    assert (f"{study.subject.name} is below" in text) == bool(worse)
     assert all(f"{name} (" in text for name in worse)
-    assert f"{found.reference.accuracy[0]:.1f} % with plain" in text  # type: ignore[union-attr]
+    assert f"{100 * study.reference.accuracy[0]:.1f} % with plain" in text  # type: ignore[union-attr]
 
 
-def test_names_are_names_and_ticks_are_numbers(found: report.Study) -> None:
+def test_names_are_names_and_ticks_are_numbers(study: report.Study) -> None:
     """A dollar in a name starts no formula, but 10 to a power on an axis is one."""
-    figure, _ = report.draw(found)["training"]
+    figure, _ = draw(study)["training"]
     for axis in figure.axes:
         assert not axis.title.get_parse_math()
         assert all(tick.get_parse_math() for tick in axis.get_yticklabels())
@@ -132,33 +121,31 @@ def test_all_files_are_there(written: Path) -> None:
     assert names == drawn | {"report.html", "report.md", "results.csv", "operating.csv"}
 
 
-def test_the_csv_holds_every_measure_of_every_run(found: report.Study, written: Path) -> None:
+def test_the_csv_holds_every_measure_of_every_run(study: report.Study, written: Path) -> None:
     rows = list(csv.DictReader((written / "results.csv").read_text().splitlines()))
-    assert len(rows) == sum(len(run.table.rows) for arm in found.arms for run in arm.runs)
+    assert len(rows) == sum(len(run.table.rows) for arm in study.arms for run in arm.runs)
     one = next(
-        row for row in rows if (row["arm"], row["seed"], row["detector"], row["set"]) == ("plain", "1", "knn", "dim")
+        row for row in rows if (row["arm"], row["seed"], row["score"], row["dataset"]) == ("plain", "1", "knn", "dim")
     )
-    assert float(one["auroc"]) == pytest.approx(found.arms[0].runs[1].table.get("knn", "near", "dim")["auroc"])
+    assert float(one["auroc"]) == pytest.approx(study.arms[0].runs[1].table.get("knn", "near", "dim").auroc)
 
 
-def test_operating_points_are_the_detectors(found: report.Study, written: Path, data: Benchmark) -> None:
+def test_operating_points_are_the_detectors(study: report.Study, written: Path, data: Benchmark) -> None:
     """What the page flags is what `Detector` flags after calibration on the same data."""
     from spcp import Detector
 
-    run = found.arms[1].runs[0]
-    own = run.evaluation
-    detector = Detector(own.model, "energy", method=own.method).calibrate(own.features("val"), alpha=0.05)
+    run = study.arms[1].runs[0]
+    evaluation = run.evaluation
+    detector = Detector(evaluation.model, "energy").calibrate(evaluation.bank("val"), alpha=0.05)
     rows = [
-        row
-        for row in csv.DictReader((written / "operating.csv").read_text().splitlines())
-        if row["detector"] == "energy"
+        row for row in csv.DictReader((written / "operating.csv").read_text().splitlines()) if row["score"] == "energy"
     ]
     rows = [row for row in rows if (row["arm"], row["seed"], row["alpha"]) == ("SPCP (rho_norm 1)", "0", "0.05")]
     assert [row["set"] for row in rows] == ["test", "near/dim", "near/bright", "far/dark"]
     for row in rows:
-        flagged = detector.detect(own.features(row["set"])).is_ood.double().mean().item() * 100
-        assert float(row["flagged_percent"]) == pytest.approx(flagged)
-        assert float(row["threshold"]) == detector.thresholds.item()
+        flagged = detector.detect(evaluation.bank(row["set"])).is_ood.double().mean().item()
+        assert float(row["flagged"]) == pytest.approx(flagged)
+        assert float(row["threshold"]) == detector.score_thresholds.item()
 
 
 def test_the_page_is_alone_and_escaped(written: Path) -> None:
@@ -169,31 +156,31 @@ def test_the_page_is_alone_and_escaped(written: Path) -> None:
     assert "&lt;b&gt;corners" in page
 
 
-def test_the_markdown_has_the_numbers(found: report.Study, written: Path) -> None:
+def test_the_markdown_has_the_numbers(study: report.Study, written: Path) -> None:
     text = (written / "report.md").read_text()
-    for detector in found.detectors:
-        assert f"| {detector} | plain | " in text
-    mean = found.arms[1].mean("energy", "near")["auroc"][0]
-    assert f"{mean:.2f}" in text
+    for score in study.scores:
+        assert f"| {score} | plain | " in text
+    mean = study.arms[1].mean("energy", "near")["auroc"][0]
+    assert f"{100 * mean:.2f}" in text
     for picture in re.findall(r"\]\((figures/[^)]+)\)", text):
         assert (written / picture).exists()
 
 
-def test_without_a_reference_or_odd_sets(runs: list[Path], data: Benchmark, tmp_path: Path) -> None:
+def test_without_a_reference_or_ood_sets(runs: list[Path], data: Benchmark, tmp_path: Path) -> None:
     bare = Benchmark(data.name, data.transform, data.class_names, data.train, data.val, data.test)
-    found = studies.gather(runs[2:3], benchmark=bare, detectors=["energy", "knn"])
-    assert found.reference is None
-    assert "noise stands in" in found.notes[0]
-    text = " ".join(words.verdict(found))
-    assert "no run without a bound" in text
-    assert report.write(found, tmp_path).exists()
+    study = report.gather(runs[2:3], benchmark=bare, scores=["energy", "knn"])
+    assert study.reference is None
+    assert "noise stands in" in study.notes[0]
+    text = " ".join(summarize(study))
+    assert "no run without truncation" in text
+    assert report.write(study, tmp_path).exists()
 
 
 def test_what_cannot_be_reported(runs: list[Path], data: Benchmark, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="name it once"):
-        studies.gather([runs[0], runs[0]], benchmark=data, detectors=["energy"])
+        report.gather([runs[0], runs[0]], benchmark=data, scores=["energy"])
     with pytest.raises(InputError, match="there are no runs"):
         report.report([], tmp_path / "r")
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
-        report.write(studies.gather(runs[:1], benchmark=data, detectors=["energy"]), tmp_path / "file")
+        report.write(report.gather(runs[:1], benchmark=data, scores=["energy"]), tmp_path / "file")

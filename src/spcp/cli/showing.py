@@ -24,7 +24,7 @@ def demo_command(
     """
     from ..demo import demo
 
-    print(demo(out, seeds=seeds, epochs=epochs, say=note))
+    print(demo(out, seeds=seeds, epochs=epochs, log=note))
 
 
 @command("reproduce", panel="Show")
@@ -51,21 +51,14 @@ def reproduce_command(
     if name is None:
         show([{"name": key, "experiment": own.title, "note": own.note} for key, own in EXPERIMENTS.items()], as_json)
         for key, one in BUDGETS.items():
-            note(f"--budget {key}: {one.says}")
+            note(f"--budget {key}: {one.description}")
         return
     chosen = None if only is None else [own.strip() for own in only.split(",") if own.strip()]
-    found = reproduce(name, budget, out, only=chosen, seeds=seeds, root=root, say=note)
-    rows = []
-    for cell in found.cells:
-        paper, difference = cell.paper or (None, None), cell.difference or (None, None, None)
-        rows.append(
-            {"row": cell.row, "column": cell.column, "metric": cell.metric, "mean": cell.mean, "std": cell.std}
-            | {"paper": paper[0], "difference": difference[0], "low": difference[1], "high": difference[2]}
-        )
-    show(rows, as_json, found.title)
-    for own in found.verdicts:
-        note(f"{own.word}: {own.says}")
-    for finding in found.findings:
+    outcome = reproduce(name, budget, out, only=chosen, seeds=seeds, root=root, log=note)
+    show(outcome.records(), as_json, outcome.title)
+    for claim in outcome.claims:
+        note(f"{claim.support.value}: {claim.text}")
+    for finding in outcome.findings:
         note(finding)
     note(f"written: {out / budget / name / 'report.html'}")
 
@@ -87,7 +80,7 @@ def report_command(
     from ..report import report
 
     names = None if detectors is None else [own.strip() for own in detectors.split(",") if own.strip()]
-    print(report(only_runs(runs), out, detectors=names, title=title))
+    print(report(only_runs(runs), out, scores=names, title=title))
 
 
 @command("patterns", panel="Show")

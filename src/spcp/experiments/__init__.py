@@ -1,10 +1,10 @@
-"""The paper's tables and figures, one name each, beside the paper's own figures: `spcp reproduce`."""
+"""The paper's tables and figures, one name each, beside the paper's numbers: `spcp reproduce`."""
 
 from __future__ import annotations
 
 import datetime
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from .findings import FINDINGS
 from .lab import Lab as Lab
 from .lab import Row as Row
 from .measures import MEASURES, Values
-from .outcome import Cell, verdict
+from .outcome import Cell, judge
 from .outcome import Outcome as Outcome
 
 
@@ -35,70 +35,75 @@ def reproduce(
     only: Sequence[str] | None = None,
     seeds: int | None = None,
     root: str | Path | None = None,
-    say: Callable[[str], None] = print,
+    log: Callable[[str], None] = print,
 ) -> Outcome:
-    """Do an experiment, write what came out below `folder`, and return it.
+    """Run an experiment, write its outcome below `folder`, and return it.
 
     Runs are kept below `folder/BUDGET/runs`, shared by all experiments, resumed if they were stopped, and not repeated.
 
     Args:
-        name: of `EXPERIMENTS`.
-        budget: of `BUDGETS`.
+        name: one of `EXPERIMENTS`.
+        budget: one of `BUDGETS`.
         folder: for everything.
         only: rows by name, or by backbone; None: all.
         seeds: how many; None: the budget's.
-        root: of data, see `load_benchmark`.
-        say: told what is going on.
+        root: the data folder, see `load_benchmark`.
+        log: called with messages about the progress.
     """
-    for value, known, what in ((name, EXPERIMENTS, "experiment"), (budget, BUDGETS, "budget")):
-        if value not in known:
-            raise InputError(f"no {what} {value!r}; there are {', '.join(known)}")
+    for value, names, what in ((name, EXPERIMENTS, "experiment"), (budget, BUDGETS, "budget")):
+        if value not in names:
+            raise InputError(f"no {what} {value!r}; there are {', '.join(names)}")
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds = {seeds} must be at least 1")
     folder = Path(folder).expanduser() / budget
     threads = torch.get_num_threads()
     torch.set_num_threads(BUDGETS[budget].threads or threads)
     try:
-        lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, say=say)
-        found = _outcome(name, budget, lab, only)
-        figures = {kind: drawing.FIGURES[kind](lab, found) for kind in EXPERIMENTS[name].figures}
-        page.write(found, figures, folder / name)
+        lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, log=log)
+        outcome = _outcome(name, budget, lab, only)
+        figures = {kind: drawing.FIGURES[kind](lab, outcome) for kind in EXPERIMENTS[name].figures}
+        page.write(outcome, figures, folder / name)
     finally:
         torch.set_num_threads(threads)
-    return found
+    return outcome
 
 
 def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None) -> Outcome:
     """Measure all rows, and compare them with the paper's and with each other."""
-    own = EXPERIMENTS[name]
+    experiment = EXPERIMENTS[name]
     rows = rows_of(name, lab, only)
-    measured = MEASURES[own.measure](lab, rows)
-    theirs = dict(_published(own, rows, measured))
+    measured = MEASURES[experiment.measure](lab, rows)
+    theirs = dict(_published(experiment, rows, measured))
     cells = tuple(
         Cell(row, column, metric, tuple(by_seed), theirs.get((row, column, metric)))
         for row in dict.fromkeys(label(row) for row in rows)
         for (column, metric), by_seed in measured[row].items()
     )
     means = {key: figure.mean for key, figure in theirs.items()}
-    verdicts = [verdict(claim, measured, means) for claim in claims_of(name, rows)]
+    claims = [judge(claim, measured, means) for claim in claims_of(name, rows)]
     findings = FINDINGS[name](measured) if name in FINDINGS and only is None else ()
-    told = tuple(own for own in verdicts if own.gains)
-    return Outcome(name, own.title, budget, _about(name, budget, lab, rows, only), cells, told, findings)
+    about = _about(name, budget, lab, rows, only)
+    return Outcome(
+        name, experiment.title, budget, about, cells, tuple(claim for claim in claims if claim.gains), findings
+    )
 
 
-def _published(own: Experiment, rows: list[Row], measured: Values) -> Any:
-    """The paper's figures for what was measured."""
+def _published(
+    experiment: Experiment, rows: list[Row], measured: Values
+) -> Iterator[tuple[tuple[str, str, str], paper.Figure]]:
+    """Yield the paper's numbers for what was measured, by row, column and metric."""
     for row in rows:
         for column, metric in measured[label(row)]:
-            benchmark = row.benchmark if row.benchmark in own.benchmarks else own.benchmarks[0]
-            benchmark = "kinetics-sound" if own.benchmarks == ("audio",) else benchmark
-            found = paper.figure(own.tables, benchmark, paper_backbone(row), row.name, column, metric)
-            if found is not None and metric != "seconds":  # those are of another machine
-                yield (label(row), column, metric), found
+            benchmarks = experiment.benchmarks
+            benchmark = row.benchmark if row.benchmark in benchmarks else benchmarks[0]
+            benchmark = "kinetics-sound" if benchmarks == ("audio",) else benchmark
+            figure = paper.figure(experiment.tables, benchmark, paper_backbone(row), row.name, column, metric)
+            if figure is not None and metric != "seconds":  # those are of another machine
+                yield (label(row), column, metric), figure
 
 
 def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str] | None) -> Mapping[str, Any]:
-    """Where the numbers come from."""
+    """Describe where the numbers come from."""
     config = lab.config(rows[0], 0)
     rho_norm = lab.chosen(rows[0].benchmark)
     command = ["spcp", "reproduce", name, "--budget", budget]

@@ -23,12 +23,12 @@ from ..data import (
 )
 from ..data.download import data_root
 
-KNOWN = 6  # digits 0 to 5; the others are near them
+ID_DIGITS = 6  # digits 0 to 5; the others are near-OOD
 SPOKEN = {"sample_rate": 8000, "seconds": 0.6, "mels": 40, "hop": 0.015}  # 40 x 41 pixels
 
 
 def kinetics_sound(root: str | Path | None) -> Benchmark:
-    """The paper's, as the user describes it in `kinetics-sound.toml` below the data folder."""
+    """Read the paper's data, as the user describes them in `kinetics-sound.toml` below the data folder."""
     path = data_root(root) / "kinetics-sound.toml"
     if not path.exists():
         raise DataError(
@@ -39,7 +39,10 @@ def kinetics_sound(root: str | Path | None) -> Benchmark:
 
 
 def spoken_digits(root: str | Path | None) -> Benchmark:
-    """Spoken 0 to 5 are known, 6 to 9 near; sounds of the environment and noise far; half of the former validate."""
+    """Read spoken digits: 0 to 5 are ID, 6 to 9 near-OOD; sounds of the environment and noise are far-OOD.
+
+    Half of the sounds of the environment validate.
+    """
     folder = data_root(root)
     for name, address in (
         ("free-spoken-digits/recordings", "https://github.com/Jakobovski/free-spoken-digit-dataset"),
@@ -48,26 +51,26 @@ def spoken_digits(root: str | Path | None) -> Benchmark:
         if not (folder / name).is_dir():
             raise DataError(f"{folder / name}: is not there; get it from {address}, or name the data folder (--root)")
     sounds = read_folder(folder / "free-spoken-digits/recordings", kind="audio", label=r"(\d)_[^/]*$")
-    known = sounds.y < KNOWN
+    is_id = sounds.y < ID_DIGITS
     clips = as_ood(read_folder(folder / "esc-50/audio", kind="audio"))
     assert isinstance(clips, FileSet)
     recording = [Path(path).name.split("-")[1] for path in clips.paths]  # of which there may be several clips
     rank = {name: i for i, name in enumerate(sorted(set(recording)))}
     validates = torch.tensor([rank[name] % 2 == 0 for name in recording])
-    found = make_benchmark(
-        take(sounds, known.nonzero()[:, 0], class_names=sounds.class_names[:KNOWN]),
+    benchmark = make_benchmark(
+        take(sounds, is_id.nonzero()[:, 0], class_names=sounds.class_names[:ID_DIGITS]),
         {"environment": take(clips, (~validates).nonzero()[:, 0])},
-        near={"other digits": take(as_ood(sounds), (~known).nonzero()[:, 0])},
+        near={"other digits": take(as_ood(sounds), (~is_id).nonzero()[:, 0])},
         ood_val={"environment": take(clips, validates.nonzero()[:, 0])},
         transform=SPOKEN,
         name="spoken-digits",
     )
-    assert isinstance(found.transform, AudioTransform)
-    return dataclasses.replace(found, far={**found.far, "noise": _noise(500, found.transform, 1)})
+    assert isinstance(benchmark.transform, AudioTransform)
+    return dataclasses.replace(benchmark, far={**benchmark.far, "noise": _noise(500, benchmark.transform, 1)})
 
 
 def tones(root: str | Path | None) -> Benchmark:
-    """Chords of four pitches are known, another pitch near, noise far: nothing to learn from, but quick."""
+    """Make chords: four pitches are ID, another is near-OOD, noise is far-OOD. They teach nothing, but are quick."""
     del root
     transform, rng = AudioTransform(8000, 0.3, mels=20), torch.Generator().manual_seed(0)
     time = torch.arange(transform.samples) / transform.sample_rate
@@ -78,10 +81,10 @@ def tones(root: str | Path | None) -> Benchmark:
         return log_mel(wave + 0.3 * torch.randn(wave.shape, generator=rng), transform)
 
     y = torch.arange(4).repeat_interleave(60)
-    known = TensorSet("tones", torch.cat([chords(k, 60) for k in range(4)]), y, class_names=tuple("abcd"))
+    id_set = TensorSet("tones", torch.cat([chords(k, 60) for k in range(4)]), y, class_names=tuple("abcd"))
     near = TensorSet("near", chords(4, 30), torch.full((30,), -1))
     return make_benchmark(
-        known,
+        id_set,
         {"noise": _noise(30, transform, 1)},
         near={"another": near},
         ood_val={"other noise": _noise(30, transform, 2)},
@@ -90,7 +93,7 @@ def tones(root: str | Path | None) -> Benchmark:
 
 
 def _noise(count: int, transform: AudioTransform, seed: int) -> TensorSet:
-    """White noise, each sample of its own loudness."""
+    """Make white noise of various loudness."""
     rng = torch.Generator().manual_seed(seed)
     loud = torch.rand(count, 1, generator=rng)
     x = log_mel(loud * torch.randn(count, transform.samples, generator=rng), transform)

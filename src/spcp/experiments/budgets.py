@@ -23,9 +23,9 @@ BACKBONES: Mapping[str, Mapping[str, Any]] = {
 class Budget:
     """What runs cost, and how many there are."""
 
-    says: str
+    description: str
     seeds: int
-    stand_in: str | None = None  # the benchmark that experiments run on; None: each on its own
+    stand_in: str | None = None  # the benchmark that all experiments run on; None: the paper's
     audio: str = "spoken-digits"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by benchmark, where not the paper's
     tunes: bool = True  # choose rho_norm by the paper's rule; otherwise take the paper's, where it has one
@@ -38,7 +38,7 @@ class Budget:
     threads: int | None = None  # small networks are slowed down by more than one
 
 
-_CUT = {"network": "resnet10", "images": 15_000, "epochs": 18, "augment": "flip"}
+_REDUCED = {"network": "resnet10", "images": 15_000, "epochs": 18, "augment": "flip"}
 _SMALL = {"width": 8, "epochs": 20}
 _TINY = {"width": 8, "epochs": 2, "images": 200}
 
@@ -51,17 +51,17 @@ BUDGETS: Mapping[str, Budget] = {
         tunes=False,
     ),
     "cpu": Budget(
-        "real data cut to minutes a run on two cores, 3 seeds; ablations on CIFAR-10",
+        "real data reduced to minutes a run on two cores, 3 seeds; ablations on CIFAR-10",
         3,
         settings={
-            "cifar10": _CUT,
-            "cifar100": _CUT,
+            "cifar10": _REDUCED,
+            "cifar100": _REDUCED,
             "imagenet200": {"width": 16, "images": 20_000, "epochs": 10},
             "spoken-digits": {"network": "audio_cnn", "width": 16, "epochs": 30},
         },
         grid=(0.1, 0.3, 1.0, 3.0),
         backbones={
-            "ResNet-18": {},  # the budget's own, which stands in for it
+            "ResNet-18": {},  # stands for the budget's network
             "WideResNet-28-10": {"network": "wideresnet28", "width": 1, "images": 5_000, "epochs": 12},
             "DenseNet-101": {"network": "densenet100", "width": 6, "images": 2_500, "epochs": 12, "batch_size": 64},
         },
@@ -86,7 +86,7 @@ BUDGETS: Mapping[str, Budget] = {
         settings={"digits": _TINY, "tones": {"network": "audio_cnn", "width": 8, "epochs": 2}},
         grid=(0.3, 1.0),
         betas=(0.9, 1.0),
-        thresholds=(1.0, 1000.0),
+        thresholds=(0.1, 1000.0),
         penalties=(0.001,),
         backbones={"ResNet-18": {}, "WideResNet-28-10": {"network": "resnet10"}},
         samples=100,

@@ -1,40 +1,40 @@
-"""Every table and figure of the paper, and what we add, as data: rows, and the claims that they should bear out."""
+"""Every table and figure of the paper, and our additions, as data: rows, and the claims that they should bear out."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ..contributions.head import PAPER_STEPS
 from ..errors import InputError
-from .budgets import Budget
-from .lab import Lab, Row
+from .budgets import BACKBONES, PENALTIES, THRESHOLDS, Budget
+from .lab import CHOSEN, Lab, Row
 
 GROUPS = (("near", "AUROC"), ("far", "AUROC"))
 
 
 @dataclass(frozen=True)
 class Claim:
-    """What the paper says of a table: these rows are better than those, in each of the measures."""
+    """A claim of the paper: these rows are better than those, in each of the measures."""
 
-    says: str
+    text: str
     pairs: tuple[tuple[str, str], ...]  # the better row, and the other
     measures: tuple[tuple[str, str], ...] = GROUPS  # column and metric
-    margin: float | None = None  # if given: not worse by more than that
+    margin: float = 0.0  # above 0: not worse by more than that
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """One table or figure."""
+    """A table or figure."""
 
     title: str
-    rows: Callable[[Lab, str], list[Row]]  # for a benchmark
+    rows: Sequence[Row] | Callable[[Lab, str], Sequence[Row]]  # that may depend on the budget and the benchmark
     benchmarks: tuple[str, ...]  # the paper's
     tables: tuple[str, ...] = ()  # that hold it in paper.csv
-    claims: Callable[[Sequence[Row]], list[Claim]] = field(default=lambda rows: [])
+    claims: tuple[Claim, ...] = ()  # those about rows that are not there are left out
     measure: str = "detection"  # see `measures`
     figures: tuple[str, ...] = ()  # see `drawing`
     note: str = ""
@@ -45,24 +45,41 @@ class Experiment:
 POSTHOC = {"MSP": "msp", "Energy": "energy", "VIM": "vim", "DICE": "dice", "ReAct": "react", "ASH": "ash"}
 POSTHOC |= {"SCALE": "scale"}
 TRAINED = {"MOS": "mos", "VOS": "vos", "LogitNorm": "logitnorm", "CIDER": "cider", "UMAP": "umap", "SNN": "snn"}
-TRAINED |= {"T2FNorm": "t2fnorm", "SPCP": "spcp", "LogitNorm+SPCP": "logitnorm+spcp"}
+TRAINED |= {"T2FNorm": "t2fnorm"}
 COMBINED = {"MSP": "msp", "Energy": "energy", "GradNorm": "gradnorm", "KNN": "knn", "ASH": "ash"}
-SPCP = Row("SPCP", "spcp")
-VANILLA = Row("Vanilla")
+PENALTY_NAMES = {value: f"+L2 ({f'{value:.5f}'.rstrip('0')})" for value in PENALTIES}
 
-
-def _main(lab: Lab, benchmark: str) -> list[Row]:
-    posthoc = [Row(name, detector=detector) for name, detector in POSTHOC.items()]
-    return posthoc + [Row(name, method) for name, method in TRAINED.items()]
-
-
-def _stage(lab: Lab, benchmark: str) -> list[Row]:
-    return [
-        Row("truncate:none"),
-        Row("truncate:train", "spcp", head="plain"),
-        Row("truncate:infer", head="fitted"),
-        Row("truncate:train+infer", "spcp"),
-    ]
+VANILLA, SPCP = Row("Vanilla"), Row("SPCP", "spcp")
+LOGITNORM_SPCP = Row("LogitNorm+SPCP", "logitnorm", {"rho_norm": CHOSEN})
+MAIN = (
+    *(Row(name, score=score) for name, score in POSTHOC.items()),
+    *(Row(name, method) for name, method in TRAINED.items()),
+    SPCP,
+    LOGITNORM_SPCP,
+)
+STAGES = (
+    Row("truncate:none"),
+    Row("truncate:train", "spcp", head="plain"),
+    Row("truncate:infer", head="fitted"),
+    Row("truncate:train+infer", "spcp"),
+)
+COMPATIBILITY = (
+    *(
+        Row(name + suffix, method, score=score)
+        for name, score in COMBINED.items()
+        for suffix, method in (("", "plain"), ("+SPCP", "spcp"))
+    ),
+    Row("LogitNorm", "logitnorm"),
+    LOGITNORM_SPCP,
+)
+VIEWS = (
+    Row("plain network: plain view"),
+    Row("plain network: truncated view", head="auto"),  # as the score truncates it
+    Row("plain network: two views", score="two-views"),
+    Row("SPCP network: plain view", "spcp", head="plain"),
+    Row("SPCP network: truncated view", "spcp"),
+    Row("SPCP network: two views", "spcp", score="two-views"),
+)
 
 
 def _rho(lab: Lab, benchmark: str) -> list[Row]:
@@ -88,13 +105,8 @@ def _lambda(lab: Lab, benchmark: str) -> list[Row]:
     return [Row(f"lambda_0={value:g}", "spcp", {"initial_threshold": value}) for value in lab.budget.thresholds]
 
 
-def _fixed(lab: Lab, benchmark: str) -> list[Row]:
-    return [Row("Fixed", "fixed"), SPCP]  # the lab fixes the threshold at what SPCP's came to
-
-
 def _l2(lab: Lab, benchmark: str) -> list[Row]:
-    names = {value: f"{value:.5f}".rstrip("0") for value in lab.budget.penalties}
-    penalties = [Row(f"+L2 ({name})", "l2", {"penalty": value}) for value, name in names.items()]
+    penalties = [Row(PENALTY_NAMES[value], "l2", {"options": {"penalty": value}}) for value in lab.budget.penalties]
     return [VANILLA, *penalties, Row("+SPCP", "spcp")]
 
 
@@ -106,287 +118,208 @@ def _backbones(lab: Lab, benchmark: str) -> list[Row]:
     ]
 
 
-def _compatibility(lab: Lab, benchmark: str) -> list[Row]:
-    rows = []
-    for name, detector in COMBINED.items():
-        rows += [Row(name, detector=detector), Row(f"{name}+SPCP", "spcp", detector=detector)]
-    return [*rows, Row("LogitNorm", "logitnorm"), Row("LogitNorm+SPCP", "logitnorm+spcp")]
-
-
-def _itp(lab: Lab, benchmark: str) -> list[Row]:
-    return [Row("ITP", detector="itp"), SPCP]
-
-
-def _pair(lab: Lab, benchmark: str) -> list[Row]:
-    return [VANILLA, SPCP]
-
-
 def _costs(lab: Lab, benchmark: str) -> list[Row]:
-    options = {"rho_norm": 1.0} if lab.budget.tunes else {}  # any will do: it is not trained
-    return [VANILLA, Row("+LogitNorm", "logitnorm"), Row("+SPCP", "spcp", options)]
+    settings = {"rho_norm": 1.0} if lab.budget.tunes else {}  # any will do: it is not trained
+    return [VANILLA, Row("+LogitNorm", "logitnorm"), Row("+SPCP", "spcp", settings)]
 
 
 def _hyperparameters(lab: Lab, benchmark: str) -> list[Row]:
     return _rho(lab, benchmark) + _beta(lab, benchmark) + _lambda(lab, benchmark)
 
 
-def _auto(lab: Lab, benchmark: str) -> list[Row]:
-    return [VANILLA, SPCP, Row("SPCP auto", "spcp", {"rho_norm": "auto"})]
-
-
-def _views(lab: Lab, benchmark: str) -> list[Row]:
-    return [
-        Row("plain network: plain view"),
-        Row("plain network: bounded view", head="auto"),  # as the detector cuts it
-        Row("plain network: two views", detector="two-views"),
-        Row("SPCP network: plain view", "spcp", head="plain"),
-        Row("SPCP network: bounded view", "spcp"),
-        Row("SPCP network: two views", "spcp", detector="two-views"),
-    ]
+def label(row: Row) -> str:
+    """Return the name of a row in tables."""
+    return " ".join(part for part in (row.setting, row.backbone, row.name) if part)
 
 
 # Claims
 
 
-def _beats(says: str, better: str, *others: str, **options: Any) -> Claim:
-    return Claim(says, tuple((better, other) for other in others), **options)
+def _beats(text: str, better: str, *others: str, **options: Any) -> Claim:
+    return Claim(text, tuple((better, other) for other in others), **options)
 
 
-ACCURACY = (("id", "ACC"),)
-
-
-def _main_claims(rows: Sequence[Row]) -> list[Claim]:
-    others = [name for name in TRAINED if "SPCP" not in name]
-    return [
-        _beats("SPCP detects better than plain training (Energy)", "SPCP", "Energy"),
-        _beats("SPCP detects better than every post-hoc method on the plain network", "SPCP", *POSTHOC),
-        _beats("SPCP detects better than the other training methods", "SPCP", *others),
-        _beats("SPCP on top of LogitNorm detects better than LogitNorm", "LogitNorm+SPCP", "LogitNorm"),
-        _beats("SPCP costs at most one point of accuracy", "SPCP", "Energy", measures=ACCURACY, margin=1.0),
-    ]
-
-
-def _stage_claims(rows: Sequence[Row]) -> list[Claim]:
-    both, none, train, infer = ("truncate:train+infer", "truncate:none", "truncate:train", "truncate:infer")
-    return [
-        _beats("Truncation in both stages is better than none", both, none),
-        _beats("Truncation in both stages is better than in training alone", both, train),
-        _beats("Truncation in both stages is better than at inference alone", both, infer),
-        _beats("Truncation in training alone is better than none", train, none),
-    ]
-
-
-def _beta_claims(rows: Sequence[Row]) -> list[Claim]:
-    names = [row.name for row in rows]
-    claims = []
-    if "beta=1" in names:
-        claims.append(_beats("A threshold that is never updated (beta = 1) is worse", "beta=0.999", "beta=1"))
-    if "beta=0" in names:
-        claims.append(_beats("A threshold that follows each batch (beta = 0) is worse", "beta=0.999", "beta=0"))
-    return claims
-
-
-def _lambda_claims(rows: Sequence[Row]) -> list[Claim]:
-    smallest = min(rows, key=lambda row: row.options["initial_threshold"]).name
-    return [_beats("A small initial threshold is worse than 1000", "lambda_0=1000", smallest)]
-
-
-def _l2_claims(rows: Sequence[Row]) -> list[Claim]:
-    others = [row.name for row in rows if "SPCP" not in row.name]
-    return [_beats("SPCP is better than an L2 penalty on the classifier, whatever its size", "+SPCP", *others)]
-
-
-def _backbone_claims(rows: Sequence[Row]) -> list[Claim]:
-    names = dict.fromkeys(row.backbone for row in rows)
-    return [
-        _beats(f"SPCP is better than plain training of {name}", f"{name} SPCP", f"{name} Vanilla") for name in names
-    ]
-
-
-def _compatible_claims(rows: Sequence[Row]) -> list[Claim]:
-    names = [row.name for row in rows if not row.name.endswith("+SPCP")]
-    return [_beats(f"{name} detects better with SPCP", f"{name}+SPCP", name) for name in names]
-
-
-def _pattern_claims(rows: Sequence[Row]) -> list[Claim]:
-    names = dict.fromkeys(row.backbone for row in rows)
-    measures = (("contributions", "top 1 %"), ("contributions", "participation ratio"))
-    pairs = tuple((f"{name} SPCP".strip(), f"{name} Vanilla".strip()) for name in names)
-    return [Claim("With SPCP contributions are spread over more weights", pairs, measures)]
-
-
-def _auto_claims(rows: Sequence[Row]) -> list[Claim]:
-    return [
-        _beats("rho_norm = auto detects better than plain training", "SPCP auto", "Vanilla"),
-        _beats("rho_norm = auto comes within a point of the grid's winner", "SPCP auto", "SPCP", margin=1.0),
-    ]
-
-
-def _view_claims(rows: Sequence[Row]) -> list[Claim]:
-    claims = []
-    for kind in ("plain", "SPCP"):
-        two = f"{kind} network: two views"
-        claims += [
-            _beats(f"Two views of the {kind} network come within a point of each", two, *(
-                f"{kind} network: {view} view" for view in ("plain", "bounded")), margin=1.0),
-        ]  # fmt: skip
-    claims.append(
-        _beats("Two views of the SPCP network are better than the paper's score", two, "SPCP network: bounded view")
-    )
-    return claims
-
-
-def _simple(better: str, other: str, says: str) -> Callable[[Sequence[Row]], list[Claim]]:
-    return lambda rows: [_beats(says, better, other)]
-
-
-def label(row: Row) -> str:
-    """What a row is called in tables."""
-    return " ".join(own for own in (row.setting, row.backbone, row.name) if own)
-
-
-CIFAR100 = ("cifar100",)
+BOTH, NONE = "truncate:train+infer", "truncate:none"
+MAIN_CLAIMS = (
+    _beats("SPCP detects better than plain training (Energy)", "SPCP", "Energy"),
+    _beats("SPCP detects better than every post-hoc method on the plain network", "SPCP", *POSTHOC),
+    _beats("SPCP detects better than the other training methods", "SPCP", *TRAINED),
+    _beats("SPCP on top of LogitNorm detects better than LogitNorm", "LogitNorm+SPCP", "LogitNorm"),
+    _beats("SPCP costs at most one point of accuracy", "SPCP", "Energy", measures=(("id", "ACC"),), margin=1.0),
+)
+STAGE_CLAIMS = (
+    _beats("Truncation in both stages is better than none", BOTH, NONE),
+    _beats("Truncation in both stages is better than in training alone", BOTH, "truncate:train"),
+    _beats("Truncation in both stages is better than at inference alone", BOTH, "truncate:infer"),
+    _beats("Truncation in training alone is better than none", "truncate:train", NONE),
+)
+BETA_CLAIMS = (
+    _beats("A threshold that is never updated (beta = 1) is worse", "beta=0.999", "beta=1"),
+    _beats("A threshold that follows each batch (beta = 0) is worse", "beta=0.999", "beta=0"),
+)
+LAMBDA_CLAIM = _beats("A small initial threshold is worse than 1000", "lambda_0=1000", f"lambda_0={THRESHOLDS[0]:g}")
+L2_CLAIM = _beats(
+    "SPCP is better than an L2 penalty on the classifier, whatever its size",
+    "+SPCP",
+    "Vanilla",
+    *PENALTY_NAMES.values(),
+)
+COMPATIBILITY_CLAIMS = tuple(
+    _beats(f"{name} detects better with SPCP", f"{name}+SPCP", name) for name in (*COMBINED, "LogitNorm")
+)
+BACKBONE_CLAIMS = tuple(
+    _beats(f"SPCP is better than plain training of {name}", f"{name} SPCP", f"{name} Vanilla") for name in BACKBONES
+)
+PATTERN_CLAIM = Claim(
+    "With SPCP contributions are spread over more weights",
+    tuple((f"{name} SPCP", f"{name} Vanilla") for name in BACKBONES),
+    (("contributions", "top 1 %"), ("contributions", "participation ratio")),
+)
+OVERHEAD_CLAIM = _beats(
+    "SPCP adds less than 10 % to a training step and to inference",
+    "+SPCP",
+    "Vanilla",
+    measures=(("training", "ratio"), ("inference", "ratio")),
+    margin=0.1,
+)
+AUTO_CLAIMS = (
+    _beats("rho_norm = auto detects better than plain training", "SPCP auto", "Vanilla"),
+    _beats("rho_norm = auto comes within a point of the grid's winner", "SPCP auto", "SPCP", margin=1.0),
+)
+VIEW_CLAIMS = (
+    *(
+        _beats(
+            f"Two views of the {kind} network come within a point of each",
+            *(f"{kind} network: {view}" for view in ("two views", "plain view", "truncated view")),
+            margin=1.0,
+        )
+        for kind in ("plain", "SPCP")
+    ),
+    _beats(
+        "Two views of the SPCP network are better than the paper's score",
+        "SPCP network: two views",
+        "SPCP network: truncated view",
+    ),
+)
+MAIN_TABLES = {
+    "cifar10": ("CIFAR-10", ("cifar", "appendix-r1", "appendix-r2")),
+    "cifar100": ("CIFAR-100", ("cifar", "appendix-r3", "appendix-r4")),
+    "imagenet200": ("ImageNet-200", ("imagenet", "appendix-r5", "appendix-r6")),
+}
+CIFAR10, CIFAR100, BOTH_SIZES = ("cifar10",), ("cifar100",), ("cifar10", "imagenet200")
+CURVES = ("curves",)
+OURS = "Not in the paper."
 EXPERIMENTS: Mapping[str, Experiment] = {
-    "cifar10": Experiment(
-        "Every method, as in the paper's table for CIFAR-10",
-        _main,
-        ("cifar10",),
-        ("cifar", "appendix-r1", "appendix-r2"),
-        _main_claims,
-    ),
-    "cifar100": Experiment(
-        "Every method, as in the paper's table for CIFAR-100",
-        _main,
-        CIFAR100,
-        ("cifar", "appendix-r3", "appendix-r4"),
-        _main_claims,
-    ),
-    "imagenet200": Experiment(
-        "Every method, as in the paper's table for ImageNet-200",
-        _main,
-        ("imagenet200",),
-        ("imagenet", "appendix-r5", "appendix-r6"),
-        _main_claims,
-    ),
+    **{
+        key: Experiment(f"Every method, as in the paper's table for {name}", MAIN, (key,), tables, MAIN_CLAIMS)
+        for key, (name, tables) in MAIN_TABLES.items()
+    },
     "ablation-stage": Experiment(
-        "Truncating in training, at inference, or both", _stage, CIFAR100, ("ablation-stage",), _stage_claims
+        "Truncating in training, at inference, or both", STAGES, CIFAR100, ("ablation-stage",), STAGE_CLAIMS
     ),
-    "ablation-rho": Experiment("How much to cut: rho_norm", _rho, CIFAR100, figures=("curves",)),
+    "ablation-rho": Experiment("How much to truncate: rho_norm", _rho, CIFAR100, figures=CURVES),
     "ablation-beta": Experiment(
-        "How fast the threshold follows: beta", _beta, CIFAR100, claims=_beta_claims, figures=("curves",)
+        "How fast the threshold follows: beta", _beta, CIFAR100, claims=BETA_CLAIMS, figures=CURVES
     ),
     "ablation-lambda0": Experiment(
-        "Where the threshold starts: lambda_0", _lambda, CIFAR100, claims=_lambda_claims, figures=("curves",)
+        "Where the threshold starts: lambda_0", _lambda, CIFAR100, claims=(LAMBDA_CLAIM,), figures=CURVES
     ),
     "fixed-threshold": Experiment(
         "A threshold fixed at the value that SPCP's ends with",
-        _fixed,
-        ("cifar10",),
+        (Row("Fixed", "fixed"), SPCP),
+        CIFAR10,
         ("adaptive",),
-        _simple("SPCP", "Fixed", "A threshold that adapts is better than a fixed one"),
+        (_beats("A threshold that adapts is better than a fixed one", "SPCP", "Fixed"),),
     ),
-    "l2": Experiment("A penalty on the classifier's weights instead", _l2, CIFAR100, ("l2",), _l2_claims),
-    "backbones": Experiment("Other networks", _backbones, CIFAR100, ("backbone",), _backbone_claims),
+    "l2": Experiment("A penalty on the classifier's weights instead", _l2, CIFAR100, ("l2",), (L2_CLAIM,)),
+    "backbones": Experiment("Other networks", _backbones, CIFAR100, ("backbone",), BACKBONE_CLAIMS),
     "compatibility": Experiment(
-        "Together with other detectors", _compatibility, CIFAR100, ("compatibility",), _compatible_claims
+        "Together with other scores", COMPATIBILITY, CIFAR100, ("compatibility",), COMPATIBILITY_CLAIMS
     ),
     "itp": Experiment(
         "Against ITP, which prunes contributions at inference",
-        _itp,
-        ("cifar10", "imagenet200"),
+        (Row("ITP", score="itp"), SPCP),
+        BOTH_SIZES,
         ("itp",),
-        _simple("SPCP", "ITP", "SPCP is better than ITP"),
+        (_beats("SPCP is better than ITP", "SPCP", "ITP"),),
     ),
-    "overhead": Experiment(
-        "What it costs",
-        _costs,
-        ("cifar10", "imagenet200"),
-        ("overhead",),
-        lambda rows: [
-            _beats(
-                "SPCP adds less than 10 % to a training step and to inference",
-                "+SPCP",
-                "Vanilla",
-                measures=(("training", "ratio"), ("inference", "ratio")),
-                margin=0.1,
-            )
-        ],
-        measure="time",
-    ),
+    "overhead": Experiment("What it costs", _costs, BOTH_SIZES, ("overhead",), (OVERHEAD_CLAIM,), measure="time"),
     "audio": Experiment(
         "Sounds",
-        _pair,
+        (VANILLA, SPCP),
         ("audio",),
         ("audio",),
-        _simple("SPCP", "Vanilla", "SPCP is better than plain training on sounds"),
+        (_beats("SPCP is better than plain training on sounds", "SPCP", "Vanilla"),),
     ),
     "patterns": Experiment(
         "Which weights carry the predictions",
         _backbones,
         CIFAR100,
-        claims=_pattern_claims,
+        claims=(PATTERN_CLAIM,),
         measure="sparsity",
         figures=("patterns",),
     ),
-    "scores": Experiment("How known and odd inputs score", _pair, ("cifar10",), figures=("scores",)),
-    "hyperparameters": Experiment("All three hyperparameters", _hyperparameters, CIFAR100, figures=("curves",)),
+    "scores": Experiment("Scores of ID and OOD inputs", (VANILLA, SPCP), CIFAR10, figures=("scores",)),
+    "hyperparameters": Experiment("All three hyperparameters", _hyperparameters, CIFAR100, figures=CURVES),
     "feature-norms": Experiment(
-        "Who misses what: features larger or smaller than those of known inputs",
-        _views,
-        ("cifar10",),
+        "Which network misses what: features longer or shorter than those of ID inputs",
+        VIEWS,
+        CIFAR10,
         measure="norms",
         figures=("norms",),
-        note="Not in the paper.",
+        note=OURS,
     ),
     "rho-auto": Experiment(
-        "rho_norm without a search", _auto, ("cifar10",), claims=_auto_claims, note="Not in the paper."
+        "rho_norm without a search",
+        (VANILLA, SPCP, Row("SPCP auto", "spcp", {"rho_norm": "auto"})),
+        CIFAR10,
+        claims=AUTO_CLAIMS,
+        note=OURS,
     ),
-    "two-views": Experiment(
-        "Plain and truncated logits of one pass", _views, ("cifar10",), claims=_view_claims, note="Not in the paper."
-    ),
+    "two-views": Experiment("Plain and truncated logits of one pass", VIEWS, CIFAR10, claims=VIEW_CLAIMS, note=OURS),
 }
 
 
 def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:
-    """What an experiment runs on: the paper's benchmarks, or what stands in for them."""
-    own = EXPERIMENTS[name].benchmarks
-    if own == ("audio",):
+    """List the benchmarks of an experiment: the paper's, or what stands in for them."""
+    benchmarks = EXPERIMENTS[name].benchmarks
+    if benchmarks == ("audio",):
         return (budget.audio,)
     if budget.stand_in is not None:
         return (budget.stand_in,)
-    if not budget.tunes or name in own:  # the paper's setting; or one benchmark's own table
-        return own
+    if not budget.tunes or name in benchmarks:  # the paper's setting; or the table of one benchmark
+        return benchmarks
     return ("cifar10",)
 
 
 def rows_of(name: str, lab: Lab, only: Sequence[str] | None = None) -> list[Row]:
-    """The rows of an experiment, each with the benchmark it runs on: all, or those that are named."""
-    benchmarks = benchmarks_of(name, lab.budget)
+    """List the rows of an experiment, each with the benchmark it runs on: all, or those that are named."""
+    benchmarks, listed = benchmarks_of(name, lab.budget), EXPERIMENTS[name].rows
     rows = [
         dataclasses.replace(row, benchmark=benchmark, setting=benchmark if len(benchmarks) > 1 else "")
         for benchmark in benchmarks
-        for row in EXPERIMENTS[name].rows(lab, benchmark)
+        for row in (listed(lab, benchmark) if callable(listed) else listed)
     ]
     if only is None:
         return rows
-    known = dict.fromkeys(own for row in rows for own in (label(row), row.backbone) if own)
-    unknown = next((own for own in only if own not in known), None)
-    if unknown is not None or not only:
-        raise InputError(f"{name}: has no row {unknown!r}; there are {', '.join(known)}")
+    names = dict.fromkeys(part for row in rows for part in (label(row), row.backbone) if part)
+    missing = next((part for part in only if part not in names), None)
+    if missing is not None or not only:
+        raise InputError(f"{name}: has no row {missing!r}; there are {', '.join(names)}")
     return [row for row in rows if label(row) in only or row.backbone in only]
 
 
 def claims_of(name: str, rows: Sequence[Row]) -> list[Claim]:
-    """The claims of an experiment, for each setting that its rows are in."""
-    found = []
+    """List the claims of an experiment, for each setting that its rows are in."""
+    claims = []
     for setting in dict.fromkeys(row.setting for row in rows):
-        for claim in EXPERIMENTS[name].claims([row for row in rows if row.setting == setting]):
+        for claim in EXPERIMENTS[name].claims:
             pairs = tuple((f"{setting} {a}".strip(), f"{setting} {b}".strip()) for a, b in claim.pairs)
-            says = f"{setting}: {claim.says}" if setting else claim.says
-            found.append(dataclasses.replace(claim, says=says, pairs=pairs))
-    return found
+            text = f"{setting}: {claim.text}" if setting else claim.text
+            claims.append(dataclasses.replace(claim, text=text, pairs=pairs))
+    return claims
 
 
 def paper_backbone(row: Row) -> str:
-    """By which name the paper's tables file a row."""
+    """Return the network's name under which the paper's tables file a row."""
     return row.backbone or "ResNet-18"

@@ -1,7 +1,8 @@
-"""Where experiments are done: runs are trained and scored once, wherever they are asked for, and kept."""
+"""The runs of experiments: trained and scored once, whoever asks for them, and kept."""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +13,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..config import DEFAULTS, Config, config_for, rho_norm_for
 from ..bank import FeatureBank
-from ..contributions import RhoNorm, SPCPLinear, Truncation
+from ..config import DEFAULTS, Config, config_for, rho_norm_for
+from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
 from ..data import Benchmark, DataSet, load_benchmark, take
-from ..errors import InputError, need
+from ..errors import InputError
 from ..evaluation import Evaluation
-from ..files import written
+from ..files import read_tensors, written
 from ..methods import METHODS, TRUNCATING
 from ..progress import track
 from ..runs import Run
@@ -27,6 +28,8 @@ from ..tuning import choose
 from . import audio
 from .budgets import Budget
 
+CHOSEN = "chosen"  # rho_norm as validation data, or the paper, have it
+
 
 @dataclass(frozen=True)
 class Row:
@@ -34,24 +37,23 @@ class Row:
 
     name: str  # as the paper's tables have it
     method: str = "plain"
-    options: Mapping[str, Any] = field(default_factory=dict)  # of the method
-    settings: Mapping[str, Any] = field(default_factory=dict)  # others of the run: network, width, ...
-    detector: str | None = None  # None: the method's own
-    head: str = "truncating"  # "plain": bounded in training only; "fitted", or "auto": at inference only
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, as `config_for` takes them
+    score: str | None = None  # None: the method's
+    head: str = "trained"  # "plain": truncates in training only; "fitted" or "auto": at inference only
     backbone: str = ""  # as the paper calls it, where a table compares several
     benchmark: str = ""  # that it runs on; set by the experiment
     setting: str = ""  # the benchmark's name, where an experiment has several
 
 
 class Lab:
-    """A budget, a folder and seeds.
+    """Trains and scores the rows of experiments, within a budget.
 
     Args:
         budget: what runs cost.
         folder: for the runs, by benchmark, method and seed, and for banks of features.
         seeds: how many, from 0 on; None: the budget's.
-        root: of data, see `load_benchmark`.
-        say: told what is going on.
+        root: the data folder, see `load_benchmark`.
+        log: called with messages about the progress.
     """
 
     def __init__(
@@ -61,196 +63,188 @@ class Lab:
         *,
         seeds: int | None = None,
         root: str | Path | None = None,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
     ) -> None:
-        self.budget, self.folder, self.root, self.say = budget, Path(folder).expanduser(), root, say
+        self.budget, self.folder, self.root, self.log = budget, Path(folder).expanduser(), root, log
         self.seeds = tuple(range(budget.seeds if seeds is None else seeds))
         self._benchmarks: dict[str, Benchmark] = {}
         self._chosen: dict[str, float] = {}
         self._open: dict[Path, Evaluation] = {}  # the last one, with its features
 
     def benchmark(self, name: str) -> Benchmark:
-        """By name, read once."""
+        """Return a benchmark by name; it is read once."""
         if name not in self._benchmarks:
             make = audio.BENCHMARKS.get(name)
             whole = load_benchmark(name, self.root) if make is None else make(self.root)
-            self._benchmarks[name] = whole if self.budget.samples is None else _cut(whole, self.budget.samples)
+            self._benchmarks[name] = whole if self.budget.samples is None else _fewer(whole, self.budget.samples)
         return self._benchmarks[name]
 
     def config(self, row: Row, seed: int) -> Config:
-        """The settings of a row's run: the paper's, but for what the budget and then the row change."""
-        base = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
-        options = dict(row.options)
-        if row.method in TRUNCATING and "rho_norm" not in options and self.tunes(row.benchmark):
-            options["rho_norm"] = self.rho_norm(row.benchmark)
-        if row.method == "fixed" and "initial_threshold" not in options:  # what SPCP's own came to
-            same = {key: value for key, value in options.items() if key == "rho_norm"}
-            other = dataclasses.replace(row, method="spcp", options=same)
-            options["initial_threshold"] = Run.open(self.run(other, seed)).history[-1]["threshold"]
-        root = None if self.root is None else str(self.root)
-        names = {own.name for own in dataclasses.fields(Truncation)}
-        base |= {key: options.pop(key) for key in names & options.keys()}
-        config = config_for(row.benchmark, row.method, **base, options=options, seed=seed, root=root)
+        """Return the settings of a row's run: the paper's, changed by the budget and then by the row."""
+        settings = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
+        if settings.get("rho_norm", CHOSEN if row.method in TRUNCATING else None) == CHOSEN:
+            settings["rho_norm"] = self.rho_norm(row.benchmark, row.method)
+        if row.method == "fixed" and "initial_threshold" not in settings:  # where SPCP's threshold ends
+            spcp = self.run(dataclasses.replace(row, method="spcp"), seed)
+            settings["initial_threshold"] = spcp.history[-1]["threshold"]
         if METHODS[row.method][0].pretrained:
-            plain = dataclasses.replace(row, method="plain", options={})
-            config = dataclasses.replace(config, start=str(self.run(plain, seed).resolve()))
-        return config
+            same = {key: value for key, value in row.settings.items() if key not in ("options", "rho_norm")}
+            plain = self.run(dataclasses.replace(row, method="plain", settings=same), seed)
+            settings["start"] = str(plain.folder.resolve())
+        root = None if self.root is None else str(self.root)
+        return config_for(row.benchmark, row.method, **settings, seed=seed, root=root)
 
-    def run(self, row: Row, seed: int) -> Path:
-        """The folder of a row's run, which is trained first if it is not done."""
+    def run(self, row: Row, seed: int) -> Run:
+        """Return a row's run, which is trained first if it is not done."""
         config = self.config(row, seed)
         folder = self._folder(row, config)
         if epochs_done(folder) < config.epochs:
-            self.say(f"train: {folder.relative_to(self.folder / 'runs')}")
-            train(config, folder, benchmark=self.benchmark(row.benchmark))
-        else:
-            _check_settings(folder, config)
-        return folder
+            self.log(f"train: {folder.relative_to(self.folder / 'runs')}")
+            return train(config, folder, benchmark=self.benchmark(row.benchmark))
+        run = Run.open(folder)
+        _check_settings(run, config)
+        return run
 
     def _folder(self, row: Row, config: Config) -> Path:
-        """Where the run of a row is: by what tells it from others of the budget."""
-        words = {**row.settings, **row.options}
+        """Name the folder of a row's run by what tells it from others of the budget."""
+        words = {**row.settings, **row.settings.get("options", {})}
+        words.pop("options", None)
         if config.truncation.rho_norm:
             words["rho_norm"] = config.truncation.rho_norm
         name = ",".join([row.method, *(f"{key}={_short(value)}" for key, value in sorted(words.items()))])
         return self.folder / "runs" / row.benchmark / name / f"seed-{config.seed}"
 
     def tracked(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
-        """Every seed of every row, with a bar. Rows that share a run come in turn, to share its features."""
+        """Yield every seed of every row, with a bar. Rows that share a run come in turn, to share its features."""
         by_run: dict[str, list[Row]] = {}
         for row in rows:
-            by_run.setdefault(repr((row.benchmark, row.method, row.options, row.settings)), []).append(row)
-        jobs = [(seed, row) for seed in self.seeds for own in by_run.values() for row in own]
+            by_run.setdefault(repr((row.benchmark, row.method, row.settings)), []).append(row)
+        jobs = [(seed, row) for seed in self.seeds for sharing in by_run.values() for row in sharing]
         return track(jobs, "runs", len(jobs))
 
     def final_loss(self, row: Row | None) -> float | None:
-        """Mean training loss of a row's last epochs; None where there are no runs of it."""
-        if row is None:
+        """Return the mean training loss of a row's last epochs; None where there are no runs of it."""
+        folders = [] if row is None else [self._folder(row, self.config(row, seed)) for seed in self.seeds]
+        if not folders or not all(map(epochs_done, folders)):
             return None
-        logs = [Run.open(self._folder(row, self.config(row, seed))).history for seed in self.seeds]
-        return sum(own[-1]["loss"] for own in logs) / len(logs) if all(logs) else None
+        return float(sum(Run.open(folder).history[-1]["loss"] for folder in folders)) / len(folders)
 
     def evaluation(self, row: Row, seed: int) -> Evaluation:
-        """Of a row's run, with the head that the row scores with."""
+        """Return the evaluation of a row's run, with the head that the row scores with."""
         run = self.run(row, seed)
-        if run not in self._open:
-            self._open = {run: Evaluation(run, self.benchmark(row.benchmark), folder=self.folder / "banks")}
-        own = self._open[run]
-        if row.head == "truncating":
-            return own
-        head: str | nn.Linear = row.head
+        if run.folder not in self._open:
+            self._open = {run.folder: Evaluation(run, self.benchmark(row.benchmark), folder=self.folder / "banks")}
+        trained = self._open[run.folder]
         if row.head == "fitted":
-            head = fitted_head(own.bank("train"), own.head, self.rho_norm(row.benchmark))
+            return TruncatedAtInference(trained, self.rho_norm(row.benchmark), "train")
         if row.head == "auto":
-            head = fitted_head(own.bank("val"), own.head, "auto")
-        return Evaluation(own.model, own.benchmark, method=own.method, head=head, folder=self.folder / "banks")
+            return TruncatedAtInference(trained, "auto", "val")
+        if row.head == "plain":
+            return Evaluation(run, trained.benchmark, truncate=False, folder=trained.folder)
+        return trained
 
     def scored(self, row: Row, seed: int) -> dict[str, Any]:
-        """Accuracy, and the measures of every set, of a row's run: {"accuracy": ..., "rows": [...]}; kept beside it."""
-        run = self.run(row, seed)
-        detector = row.detector or METHODS[row.method][0].score
+        """Score a row's run on every set: {"rows": [...]}, the records of a `Table`; kept beside the run."""
+        name = row.score or METHODS[row.method][0].score
         rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
-        path = run / "scored" / f"{detector}-{row.head}{rho_norm}.json"
-
-        def score() -> dict[str, Any]:
-            own = self.evaluation(row, seed)
-            table = own.table([detector], search=own.benchmark.val is not None)
-            return {"accuracy": table.rows[0]["accuracy"], "rows": [dict(line) for line in table.rows]}
-
-        return self._kept(path, row, score)
+        path = self.run(row, seed).folder / "scored" / f"{name}-{row.head}{rho_norm}.json"
+        search = self.benchmark(row.benchmark).val is not None
+        return self._kept(
+            path, row, lambda: {"rows": self.evaluation(row, seed).table([name], search=search).records()}
+        )
 
     def _kept(self, path: Path, row: Row, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """What was measured of a run, from its file; anew if there is none, or weights or data have changed since."""
-        sizes = {role: len(own) for role, own in self.benchmark(row.benchmark).sets().items() if role != "train"}
+        """Read what was measured of a run; measure anew without a file, or if weights or data have changed since."""
+        sizes = {role: len(data) for role, data in self.benchmark(row.benchmark).sets().items() if role != "train"}
         weights = path.parent.parent / "last.safetensors"
         if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
             kept = json.loads(path.read_text())
             if isinstance(kept, dict) and kept.get("sizes") == sizes:
                 return kept
-        found = measure() | {"sizes": sizes}
+        measured = measure() | {"sizes": sizes}
         with written(path) as file:
-            file.write((json.dumps(found, indent=1) + "\n").encode())
-        return found
+            file.write((json.dumps(measured, indent=1) + "\n").encode())
+        return measured
 
-    def rho_norm(self, benchmark: str) -> float:
-        """By the paper's rule: the one of the grid that is best on validation data, over all seeds."""
+    def rho_norm(self, benchmark: str, method: str = "spcp") -> float:
+        """Choose rho_norm by the paper's rule: the grid's best value on validation data, over all seeds."""
         if not self.tunes(benchmark):
-            return rho_norm_for(benchmark)
+            return rho_norm_for(benchmark, method)
         if benchmark not in self._chosen:
-            areas = {value: self.validated(benchmark, value) for value in self.budget.grid}
+            rows = {value: Row("SPCP", "spcp", {"rho_norm": value}, benchmark=benchmark) for value in self.budget.grid}
+            areas = {value: [self.validation(row, seed) for seed in self.seeds] for value, row in rows.items()}
             self._chosen[benchmark] = choose(areas)
-            self.say(f"chosen on validation data of {benchmark}: rho_norm {self._chosen[benchmark]:g}")
+            self.log(f"chosen on validation data of {benchmark}: rho_norm {self._chosen[benchmark]:g}")
         return self._chosen[benchmark]
 
     def tunes(self, benchmark: str) -> bool:
-        """Whether rho_norm is chosen here, and not the paper's: the budget says so, or the paper has none."""
+        """Tell whether rho_norm is chosen here: the budget asks for it, or the paper has no value."""
         return self.budget.tunes or benchmark not in DEFAULTS
 
     def chosen(self, benchmark: str) -> float | None:
-        """The rho_norm that rows of a benchmark got; None if none asked for it."""
+        """Return the rho_norm of a benchmark's rows; None if none needed it."""
         return self._chosen.get(benchmark) if self.tunes(benchmark) else self.rho_norm(benchmark)
 
-    def validated(self, benchmark: str, rho_norm: float) -> list[float]:
-        """AUROC of energy on validation data, in percent, seed by seed."""
-        row = Row("SPCP", "spcp", {"rho_norm": rho_norm}, benchmark=benchmark)
-        return [self.validation(row, seed) for seed in self.seeds]
-
     def validation(self, row: Row, seed: int) -> float:
-        """AUROC of a row's detector on validation data, in percent; kept."""
-        path = self.run(row, seed) / "scored" / "validation.json"
-        detector = METHODS[row.method][0].score
-        found = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(detector)})
-        return float(found["auroc"])
+        """Return the AUROC of the method's score on validation data; kept."""
+        path = self.run(row, seed).folder / "scored" / "validation.json"
+        name = METHODS[row.method][0].score
+        measured = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name)})
+        return float(measured["auroc"])
 
 
 def epochs_done(folder: Path) -> int:
-    """As the weights of a run have it."""
+    """Read from a run's weights how many epochs are done."""
     path = folder / "last.safetensors"
-    if not path.exists():
-        return 0
-    with need("safetensors", "safetensors", "train").safe_open(path, "pt") as file:
-        return int((file.metadata() or {}).get("epoch", -1)) + 1
+    return int(read_tensors(path)[1].get("epoch", -1)) + 1 if path.exists() else 0
 
 
-def _check_settings(folder: Path, config: Config) -> None:
-    """A run that is done must be what is asked for: settings of a budget may have changed."""
-    theirs = Run.open(folder).config
-    for own in dataclasses.fields(Config):
-        if own.name not in ("root", "start", "save_every"):
-            before, now = getattr(theirs, own.name), getattr(config, own.name)
-            if _text(before) != _text(now):
+def _check_settings(run: Run, config: Config) -> None:
+    """Raise if a run that is done has other settings than those asked for: a budget may have changed."""
+    for setting in dataclasses.fields(Config):
+        if setting.name not in ("root", "start", "save_every"):
+            before, now = getattr(run.config, setting.name), getattr(config, setting.name)
+            if before != now:
                 raise InputError(
-                    f"{folder}: was trained with {own.name} = {before!r}, not {now!r}; delete it to train it anew, or "
-                    "name another folder (--out)"
+                    f"{run.folder}: was trained with {setting.name} = {before!r}, not {now!r}; delete it to train it "
+                    "anew, or name another folder (--out)"
                 )
 
 
-def fitted_head(known: FeatureBank, head: nn.Linear, rho_norm: RhoNorm) -> SPCPLinear:
-    """A plain head that truncates at inference: at the mean over training samples of their quantiles."""
-    K, D = head.weight.shape
-    bounded = SPCPLinear(D, K, head.bias is not None, truncation=Truncation(rho_norm, stages="infer"))
-    bounded.load_state_dict(head.state_dict(), strict=False)
-    with torch.no_grad():
-        estimates = torch.cat([bounded.estimate(h) for h, *_ in known.parts()])
-    bounded.threshold.fill_(estimates.double().mean())
-    return bounded.eval().requires_grad_(False)
+class TruncatedAtInference(Evaluation):
+    """The evaluation of a network that was trained without truncation and truncates at inference.
+
+    Its threshold is the mean over the samples of a set of their quantiles. Features do not depend on it, so they are
+    those of the evaluation without truncation.
+    """
+
+    def __init__(self, trained: Evaluation, rho_norm: RhoNorm, role: str) -> None:
+        model = copy.deepcopy(trained.model)
+        head: Any = model.network.get_submodule(model.classifier)
+        SPCPLinear.convert_(head, Truncation(rho_norm, stages="infer"))
+        fit_threshold(nn.Sequential(head), (part.features for part in trained.bank(role).parts()))
+        super().__init__(model, trained.benchmark, folder=trained.folder)
+        self.trained = trained
+
+    def bank(self, role: str) -> FeatureBank:
+        """Return the bank of a set, with truncated logits."""
+        if role not in self._banks:
+            self._banks[role] = self.trained.bank(role).with_head(self.model.head)
+        return self._banks[role]
 
 
-def _cut(benchmark: Benchmark, count: int) -> Benchmark:
-    """Some samples of each set, evenly spaced; all of the training set."""
+def _fewer(benchmark: Benchmark, count: int) -> Benchmark:
+    """Take some samples of each set, evenly spaced; all of the training set."""
 
     def few(data: DataSet) -> DataSet:
         return take(data, torch.linspace(0, len(data) - 1, min(count, len(data))).round().long())
 
     groups: dict[str, Any] = {
-        role: {name: few(own) for name, own in getattr(benchmark, role).items()} for role in ("ood_val", "near", "far")
+        role: {name: few(data) for name, data in getattr(benchmark, role).items()}
+        for role in ("ood_val", "near", "far")
     }
     val = None if benchmark.val is None else few(benchmark.val)
     return dataclasses.replace(benchmark, val=val, test=few(benchmark.test), **groups)
-
-
-def _text(value: Any) -> str:
-    return json.dumps(value, sort_keys=True, default=str)
 
 
 def _short(value: Any) -> str:

@@ -1,8 +1,9 @@
-"""What is measured of the rows of an experiment: by row, column and metric, a number for each seed."""
+"""Measures of the rows of an experiment: by row, column and metric, a number for each seed."""
 
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,78 +24,80 @@ HIGHER = {"AUROC", "ACC", "participation ratio"}  # is better; of all other metr
 STEPS = 20  # of which a timing is the median
 
 
+def _empty(rows: Sequence[Row]) -> Values:
+    return {label(row): defaultdict(list) for row in rows}
+
+
 def detection(lab: Lab, rows: Sequence[Row]) -> Values:
-    """AUROC and FPR95 on every set and group, and accuracy."""
-    found: Values = {}
+    """Measure AUROC and FPR95 on every set and group, and accuracy."""
+    values = _empty(rows)
     for seed, row in lab.tracked(rows):
-        own = found.setdefault(label(row), {})
+        measured = values[label(row)]
         scored = lab.scored(row, seed)
         for line in scored["rows"]:
-            column = line["group"] if line["set"] == "mean" else line["set"]
+            column = line["group"] if line["dataset"] == "mean" else line["dataset"]
             for metric in ("auroc", "fpr95"):
-                own.setdefault((column, metric.upper()), []).append(line[metric])
+                measured[column, metric.upper()].append(100 * line[metric])
         if row.benchmark in audio.BENCHMARKS:  # the paper's table has one column for all
-            sets = [line for line in scored["rows"] if line["set"] != "mean"]
+            sets = [line for line in scored["rows"] if line["dataset"] != "mean"]
             for metric in ("auroc", "fpr95"):
-                mean = sum(line[metric] for line in sets) / len(sets)
-                own.setdefault(("ood", metric.upper()), []).append(mean)
-        own.setdefault(("id", "ACC"), []).append(scored["accuracy"])
-    return found
+                measured["ood", metric.upper()].append(100 * sum(line[metric] for line in sets) / len(sets))
+        measured["id", "ACC"].append(100 * scored["rows"][0]["accuracy"])
+    return values
 
 
 def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
-    """How few weights carry the mean contributions on known test inputs."""
-    found: Values = {}
+    """Measure how few weights carry the mean contributions on ID test inputs."""
+    values = _empty(rows)
     for seed, row in lab.tracked(rows):
-        own = lab.evaluation(row, seed)
-        pattern = pattern_of((h for h, *_ in own.bank("test").parts()), own.head)
-        values = found.setdefault(label(row), {})
+        evaluation = lab.evaluation(row, seed)
+        features = (part.features for part in evaluation.bank("test").parts())
+        pattern = pattern_of(features, evaluation.model.head)
         shares = pattern.sparsity()
         for metric, value in (
             ("top 1 %", 100 * shares.top_1_percent),
             ("top 10 %", 100 * shares.top_10_percent),
             ("participation ratio", shares.participation_ratio),
-            ("cut %", 100 * float(pattern.truncated.mean())),
+            ("truncated %", 100 * float(pattern.truncated.mean())),
         ):
-            values.setdefault(("contributions", metric), []).append(value)
-    return found
+            values[label(row)]["contributions", metric].append(value)
+    return values
 
 
 def norms(lab: Lab, rows: Sequence[Row]) -> Values:
-    """AUROC of each row, and how long the features of each set are: their mean norm over that of known test inputs."""
-    found = detection(lab, rows)
+    """Measure AUROC, and the length of each set's features: their mean norm over that of ID test inputs."""
+    values = detection(lab, rows)
     for seed, row in lab.tracked(rows):
-        own = lab.evaluation(row, seed)
-        known = own.bank("test").features.norm(dim=1).mean()
-        for role in own.benchmark.sets():
-            group, _, name = role.partition("/")
-            if group in ("near", "far"):
-                ratio = float(own.bank(role).features.norm(dim=1).mean() / known)
-                found[label(row)].setdefault((name, "norm ratio"), []).append(ratio)
-    return found
+        evaluation = lab.evaluation(row, seed)
+        roles = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/"))]
+        id_norm, *ood_norms = (evaluation.bank(role).features.norm(dim=1).mean() for role in ("test", *roles))
+        for role, norm in zip(roles, ood_norms, strict=True):
+            values[label(row)][role.partition("/")[2], "norm ratio"].append(float(norm / id_norm))
+    return values
 
 
 def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
-    """Training on the whole training set once, inference on the whole test set: seconds, and multiples of the first.
+    """Time an epoch of training and inference on the test set: seconds, and multiples of the first row's.
 
-    From the median step. Methods take turns step by step, so that whatever else the machine does meets all alike.
+    They follow from the median step. Methods take turns step by step, so that whatever else the machine does meets
+    all alike.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    found: Values = {}
+    values = _empty(rows)
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
-        own = [row for row in rows if row.benchmark == benchmark]
-        data, config = lab.benchmark(benchmark), lab.config(own[0], 0)
+        compared = [row for row in rows if row.benchmark == benchmark]
+        data, config = lab.benchmark(benchmark), lab.config(compared[0], 0)
         inputs, batch = data.inputs(), config.batch_size
         sizes = {"training": len(data.fewer(config.images).train or ()), "inference": len(data.test)}
         for seed in lab.seeds:
             torch.manual_seed(seed)
             x = torch.randn(batch, *inputs.shape, device=device)
             y = torch.randint(len(inputs.class_names), (batch,), device=device)
-            made = [_trainee(lab, row, inputs, seed, device) for row in own]
+            trainees = [_trainee(lab, row, inputs, seed, device) for row in compared]
             for column, step in (("training", _training), ("inference", _inference)):
-                times: list[list[float]] = [[] for _ in own]
+                times: list[list[float]] = [[] for _ in compared]
                 for turn in range(STEPS + 2):
-                    for trainee, kept in zip(made, times, strict=True):
+                    for trainee, kept in zip(trainees, times, strict=True):
                         started = time.perf_counter()
                         step(trainee, x, y)
                         if device.type == "cuda":
@@ -102,11 +105,10 @@ def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
                         if turn > 1:  # after two to warm up
                             kept.append(time.perf_counter() - started)
                 middle = [float(torch.tensor(kept).median()) * sizes[column] / batch for kept in times]
-                for row, value in zip(own, middle, strict=True):
-                    values = found.setdefault(label(row), {})
-                    values.setdefault((column, "seconds"), []).append(value)
-                    values.setdefault((column, "ratio"), []).append(value / middle[0])
-    return found
+                for row, value in zip(compared, middle, strict=True):
+                    values[label(row)][column, "seconds"].append(value)
+                    values[label(row)][column, "ratio"].append(value / middle[0])
+    return values
 
 
 def _trainee(lab: Lab, row: Row, inputs: Inputs, seed: int, device: torch.device) -> tuple[Any, Any, Any]:

@@ -1,29 +1,26 @@
-"""What came out of an experiment: ours beside the paper's, and what that says of each claim."""
+"""The outcome of an experiment: our numbers beside the paper's, and whether they bear out each claim."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
+import enum
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..errors import need
-from ..metrics import mean_and_deviation
-from ..report.study import t_interval
+from ..comparison import Difference, Verdict, compare_arms, welch_interval
+from ..metrics import Interval, mean_and_deviation
+from ..tables import to_csv
 from .catalogue import Claim
 from .measures import HIGHER, Measure, Values
 
 PAPER_SEEDS = 3
-MOST = {"near", "far", "ood", "id"}  # columns of the first table; the rest are single sets
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One figure: by seed, and the paper's."""
+    """One number of a table: ours by seed, and the paper's."""
 
     row: str
     column: str
@@ -33,77 +30,62 @@ class Cell:
 
     @property
     def mean(self) -> float:
-        """Over seeds."""
+        """Return the mean over seeds."""
         return mean_and_deviation(self.by_seed)[0]
 
     @property
     def std(self) -> float:
-        """Over seeds, as OpenOOD has it (ddof 0)."""
+        """Return the deviation over seeds, as OpenOOD has it (ddof 0)."""
         return mean_and_deviation(self.by_seed)[1]
 
     @property
-    def difference(self) -> tuple[float, float | None, float | None] | None:
-        """Ours less the paper's, with its 95 % interval (Welch), which a single seed does not have.
+    def difference(self) -> float | None:
+        """Return ours less the paper's."""
+        return None if self.paper is None else self.mean - self.paper[0]
 
-        Where the paper gives no deviation its figure counts as exact.
-        """
-        if self.paper is None:
-            return None
-        n, (mean, std) = len(self.by_seed), self.paper
-        points = self.mean - mean
-        if n < 2:
-            return points, None, None
-        own = self.std**2 / (n - 1)  # the variance of our mean
-        theirs = 0.0 if std is None else std**2 / (PAPER_SEEDS - 1)
-        if own + theirs == 0:
-            return points, points, points
-        freedom = (own + theirs) ** 2 / (own**2 / (n - 1) + theirs**2 / (PAPER_SEEDS - 1))
-        half = float(need("scipy.stats", "scipy").t.ppf(0.975, freedom)) * math.sqrt(own + theirs)
-        return points, points - half, points + half
+    @property
+    def interval(self) -> Interval | None:
+        """Return the 95 % interval of the difference (Welch); None for a single seed."""
+        return None if self.paper is None else welch_interval(self.by_seed, *self.paper, PAPER_SEEDS)
 
 
 @dataclass(frozen=True)
 class Gain:
-    """One row against another, paired by seed, such that positive is better; and the paper's."""
+    """One row against another in one measure, and the paper's difference."""
 
-    better: str
+    row: str
     other: str
     column: str
     metric: str
-    by_seed: tuple[float, ...]
-    interval: tuple[float, float] | None
+    difference: Difference
     paper: float | None
-    margin: float | None = None
 
-    @property
-    def points(self) -> float:
-        """The mean."""
-        return sum(self.by_seed) / len(self.by_seed)
 
-    @property
-    def word(self) -> str:
-        """ "yes", "no" or "unclear": whether the interval lies above 0 (above the margin), below, or holds it."""
-        low, high = self.interval or (-math.inf, math.inf)
-        bound = 0.0 if self.margin is None else -self.margin
-        return "yes" if low > bound else "no" if high < bound else "unclear"
+class Support(enum.Enum):
+    """How far the comparisons bear out a claim."""
+
+    HOLDS = "holds"
+    PARTLY = "holds in part"
+    FAILS = "does not hold"
+    UNCLEAR = "unclear"
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What the gains say of a claim."""
+class ClaimResult:
+    """A claim with the comparisons that it makes."""
 
-    says: str
+    text: str
     gains: tuple[Gain, ...]
 
     @property
-    def word(self) -> str:
-        """ "holds", "holds in part", "does not hold" or "unclear"."""
-        words = [gain.word for gain in self.gains]
-        if words and all(word == "yes" for word in words):
-            return "holds"
-        if "yes" in words:
-            return "holds in part"
-        return "does not hold" if "no" in words else "unclear"
+    def support(self) -> Support:
+        """Judge the claim: it holds if every comparison is better, in part if some are, and fails if some are worse."""
+        verdicts = {gain.difference.verdict for gain in self.gains}
+        if verdicts == {Verdict.BETTER}:
+            return Support.HOLDS
+        if Verdict.BETTER in verdicts:
+            return Support.PARTLY
+        return Support.FAILS if Verdict.WORSE in verdicts else Support.UNCLEAR
 
 
 @dataclass(frozen=True)
@@ -115,87 +97,92 @@ class Outcome:
     budget: str
     about: Mapping[str, Any]  # command, machine, date, settings, ...
     cells: tuple[Cell, ...]
-    verdicts: tuple[Verdict, ...]
-    findings: tuple[str, ...] = ()  # in words
+    claims: tuple[ClaimResult, ...]
+    findings: tuple[str, ...] = ()  # sentences
 
     def cell(self, row: str, column: str, metric: str) -> Cell | None:
-        """One figure."""
+        """Return one number; None if there is none."""
         wanted = (row, column, metric)
-        return next((own for own in self.cells if (own.row, own.column, own.metric) == wanted), None)
+        return next((cell for cell in self.cells if (cell.row, cell.column, cell.metric) == wanted), None)
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """In order."""
-        return tuple(dict.fromkeys(own.row for own in self.cells))
+        """List the rows, in order."""
+        return tuple(dict.fromkeys(cell.row for cell in self.cells))
 
     @property
     def measures(self) -> tuple[Measure, ...]:
-        """Columns and metrics, in order."""
-        return tuple(dict.fromkeys((own.column, own.metric) for own in self.cells))
+        """List columns with their metrics, in order."""
+        return tuple(dict.fromkeys((cell.column, cell.metric) for cell in self.cells))
+
+    @property
+    def values(self) -> Values:
+        """Return the numbers by row and measure, as they were measured."""
+        values: Values = {}
+        for cell in self.cells:
+            values.setdefault(cell.row, {})[cell.column, cell.metric] = list(cell.by_seed)
+        return values
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a record for each number."""
+        records = []
+        for cell in self.cells:
+            paper, interval = cell.paper or (None, None), cell.interval or (None, None)
+            records.append(
+                {"row": cell.row, "column": cell.column, "metric": cell.metric, "mean": cell.mean, "std": cell.std}
+                | {"seeds": len(cell.by_seed), "paper_mean": paper[0], "paper_std": paper[1]}
+                | {"difference": cell.difference, "low": interval[0], "high": interval[1]}
+            )
+        return records
 
     def csv(self) -> str:
-        """A line for each figure."""
-        file = io.StringIO()
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["row", "column", "metric", "mean", "std", "seeds", "paper_mean", "paper_std", "difference", "low", "high"]
-        )
-        for own in self.cells:
-            mean, std = own.paper or (None, None)
-            difference = own.difference or (None, None, None)
-            writer.writerow(
-                [own.row, own.column, own.metric, own.mean, own.std, len(own.by_seed), mean, std, *difference]
-            )
-        return file.getvalue()
+        """Write the records as CSV."""
+        return to_csv(self.records())
 
     def json(self) -> str:
-        """Everything, in a few kilobytes."""
-        return json.dumps(_rounded(dataclasses.asdict(self)), indent=None, separators=(",", ":")) + "\n"
+        """Write everything as JSON, in a few kilobytes."""
+        return json.dumps(_rounded(dataclasses.asdict(self)), separators=(",", ":")) + "\n"
 
     @classmethod
     def read(cls, text: str) -> Outcome:
-        """What `json` wrote."""
-        told = json.loads(text)
-        cells = [
-            Cell(**{**own, "by_seed": tuple(own["by_seed"]), "paper": _pair(own["paper"])}) for own in told["cells"]
-        ]
-        verdicts = [
-            Verdict(
-                own["says"],
-                tuple(
-                    Gain(**{**gain, "by_seed": tuple(gain["by_seed"]), "interval": _pair(gain["interval"])})
-                    for gain in own["gains"]
-                ),
-            )
-            for own in told["verdicts"]
-        ]
-        changed = {"cells": tuple(cells), "verdicts": tuple(verdicts), "findings": tuple(told["findings"])}
-        return cls(**{**told, **changed})
+        """Read what `json` wrote."""
+        kept = json.loads(text)
+        cells = tuple(Cell(**_with_tuples(cell)) for cell in kept["cells"])
+        claims = tuple(ClaimResult(claim["text"], tuple(map(_read_gain, claim["gains"]))) for claim in kept["claims"])
+        return cls(**{**kept, "cells": cells, "claims": claims, "findings": tuple(kept["findings"])})
 
 
-def _pair(value: Any) -> Any:
-    return None if value is None else tuple(value)
+def _read_gain(kept: Mapping[str, Any]) -> Gain:
+    difference = _with_tuples(kept["difference"])
+    difference["verdict"] = Verdict(difference["verdict"])
+    return Gain(**{**kept, "difference": Difference(**difference)})
+
+
+def _with_tuples(kept: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
 
 
 def _rounded(value: Any) -> Any:
     if isinstance(value, float):
         return round(value, 4)
+    if isinstance(value, enum.Enum):
+        return value.value
     if isinstance(value, Mapping):
-        return {key: _rounded(own) for key, own in value.items()}
-    return [_rounded(own) for own in value] if isinstance(value, list | tuple) else value
+        return {key: _rounded(item) for key, item in value.items()}
+    return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
 
 
-def verdict(claim: Claim, values: Values, paper: Mapping[tuple[str, str, str], float]) -> Verdict:
+def judge(claim: Claim, values: Values, paper: Mapping[tuple[str, str, str], float]) -> ClaimResult:
     """Compare the rows that a claim is about."""
     gains = []
-    for better, other in claim.pairs:
+    for row, other in claim.pairs:
         for column, metric in claim.measures:
-            first, second = (values.get(row, {}).get((column, metric)) for row in (better, other))
-            if not first or not second:
+            ours, theirs = (values.get(name, {}).get((column, metric)) for name in (row, other))
+            if not ours or not theirs:
                 continue
-            sign = 1 if metric in HIGHER else -1
-            by_seed = tuple(sign * (a - b) for a, b in zip(first, second, strict=True))
-            theirs = [paper.get((row, column, metric)) for row in (better, other)]
-            gain = None if theirs[0] is None or theirs[1] is None else sign * (theirs[0] - theirs[1])
-            gains.append(Gain(better, other, column, metric, by_seed, t_interval(by_seed), gain, claim.margin))
-    return Verdict(claim.says, tuple(gains))
+            higher = metric in HIGHER
+            difference = compare_arms(ours, theirs, higher_is_better=higher, margin=claim.margin)
+            means = [paper.get((name, column, metric)) for name in (row, other)]
+            published = None if None in means else (1 if higher else -1) * (means[0] - means[1])  # type: ignore[operator]
+            gains.append(Gain(row, other, column, metric, difference, published))
+    return ClaimResult(claim.text, tuple(gains))

@@ -1,4 +1,4 @@
-"""The figures of the paper's tables, as `paper.csv` holds them."""
+"""The numbers of the paper's tables, as `paper.csv` holds them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Figure(NamedTuple):
 
 @functools.cache
 def figures() -> dict[tuple[str, str, str, str, str, str], Figure]:
-    """All of them, by table, benchmark, backbone, method, column and metric."""
+    """Read all of them, by table, benchmark, backbone, method, column and metric."""
     text = resources.files(__package__).joinpath("paper.csv").read_text(encoding="utf-8")
     return {
         (row["table"], row["benchmark"], row["backbone"], row["method"], row["column"], row["metric"]): Figure(
@@ -47,17 +47,19 @@ def figures() -> dict[tuple[str, str, str, str, str, str], Figure]:
 def figure(
     tables: tuple[str, ...], benchmark: str, backbone: str, method: str, column: str, metric: str
 ) -> Figure | None:
-    """One figure, from the first of the tables that has it; None if none has.
+    """Return one number, from the first of the tables that has it; None if none has.
 
     >>> figure(("cifar",), "cifar10", "ResNet-18", "SPCP", "far", "AUROC")
     Figure(mean=94.55, std=0.42)
     """
     if metric == "ratio":  # of seconds, which are another machine's
-        found = [figure(tables, benchmark, backbone, own, column, "seconds") for own in (method, "Vanilla")]
-        return Figure(found[0].mean / found[1].mean, None) if found[0] and found[1] else None
+        with_method, plain = (
+            figure(tables, benchmark, backbone, name, column, "seconds") for name in (method, "Vanilla")
+        )
+        return Figure(with_method.mean / plain.mean, None) if with_method and plain else None
     for table in tables:
-        for own in (backbone, ""):  # some tables name none
-            key = (table, BENCHMARKS.get(benchmark, benchmark), own, method, SETS.get(column, column), metric)
+        for network in (backbone, ""):  # some tables name none
+            key = (table, BENCHMARKS.get(benchmark, benchmark), network, method, SETS.get(column, column), metric)
             if key in figures():
                 return figures()[key]
     return None

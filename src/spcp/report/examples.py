@@ -5,15 +5,14 @@ from __future__ import annotations
 import base64
 import io
 from dataclasses import dataclass
-from typing import Any
 
 import torch
+from torch import Tensor
 
-from ..conformal import p_values
 from ..contributions import effective_threshold
 from ..data import FileSet, ImageTransform
 from ..data.images import as_image, with_channels
-from .study import Run, Study, has_head, threshold
+from .study import EvaluatedRun, Study
 
 SIDE = 84  # pixels of a picture on the page
 SHOWN = 4  # of each kind
@@ -21,110 +20,106 @@ SHOWN = 4  # of each kind
 
 @dataclass(frozen=True)
 class Example:
-    """One input and what two networks say of it."""
+    """An input, with the results of two networks."""
 
     picture: str  # data URI, or nothing for what is no picture
-    name: str  # of the set
-    label: str  # the predicted class
+    dataset: str
+    prediction: str
     p_value: float
-    other_p_value: float | None  # of the reference,
-    other_label: str  # and what that takes it for
-    bars: tuple[tuple[float, float], ...]  # the largest contributions to the predicted class: kept, cut off
+    reference_p_value: float | None
+    reference_prediction: str
+    bars: tuple[tuple[float, float], ...]  # the largest contributions to the predicted class: kept, truncated
     more: float  # the sum of all others
 
 
 def examples(study: Study) -> dict[str, list[Example]]:
-    """Odd inputs that are missed and caught and known ones that are flagged, by the main detector at 5 %."""
+    """Choose OOD inputs that are missed and detected, and ID inputs that are flagged, by the main score at 5 %."""
     run = study.subject.runs[0]
-    reference = study.reference
-    other = reference.runs[0] if reference is not None and reference is not study.subject else None
-    limit = threshold(run, study.main)
+    limit = run.score_threshold(study.main_score)
     if limit is None:
         return {}
-    kinds: dict[str, list[Example]] = {}
-    odd = {role: scores for (name, role), scores in run.table.scores.items() if name == study.main and role != "test"}
-    odd = {role: scores for role, scores in odd.items() if role.startswith(("near/", "far/"))}
-    missed = [(role, i) for role, scores in odd.items() for i in _top(scores, scores >= limit, True)]
-    caught = [(role, i) for role, scores in odd.items() for i in _top(scores, scores < limit, False)]
-    scores = run.table.scores[study.main, "test"]
-    flagged = [("test", i) for i in _top(scores, scores < limit, False, SHOWN)]
-    for title, chosen in (
-        ("odd, and taken for known", missed),
-        ("odd, and flagged", caught),
-        ("known, and flagged", flagged),
-    ):
-        kinds[title] = [_example(study, run, other, role, i) for role, i in chosen[: 2 * SHOWN]]
-    return {title: own for title, own in kinds.items() if own}
+    scores = {role: values for (name, role), values in run.table.scores.items() if name == study.main_score}
+    ood = {role: values for role, values in scores.items() if role.startswith(("near/", "far/"))}
+    chosen = {
+        "OOD, missed": [(role, i) for role, values in ood.items() for i in _top(values, values >= limit, True)],
+        "OOD, detected": [(role, i) for role, values in ood.items() for i in _top(values, values < limit, False)],
+        "ID, flagged": [("test", i) for i in _top(scores["test"], scores["test"] < limit, False, SHOWN)],
+    }
+    return {
+        title: [_example(study, role, i) for role, i in places[: 2 * SHOWN]]
+        for title, places in chosen.items()
+        if places
+    }
 
 
 def surprise(study: Study) -> tuple[Example, Example] | None:
-    """A usual known input, and the odd one that the reference is surest of; None if it is surer of what it knows.
+    """Choose a usual ID input, and the OOD input that the reference scores highest; None if that is below the median.
 
-    Among odd ones that look as known as can be, one that the subject flags is taken first.
+    Among OOD inputs with the highest p-values, one that the subject flags is taken first.
     """
     reference = study.reference
     if reference is None or reference is study.subject:
         return None
-    first, second = reference.runs[0], study.subject.runs[0]
-    limit = threshold(second, study.main)
-    if limit is None or threshold(first, study.main) is None:
+    score, first, second = study.main_score, reference.runs[0], study.subject.runs[0]
+    limit = second.score_threshold(score)
+    if limit is None or first.score_threshold(score) is None:
         return None
-    best: tuple[float, bool, float, str, int] | None = None
+    places: list[tuple[float, bool, float, str, int]] = []
     for (name, role), scores in first.table.scores.items():
-        if name == study.main and role.startswith(("near/", "far/")):
-            p, flagged = _p(first, study.main, scores), second.table.scores[name, role] < limit
+        if name == score and role.startswith(("near/", "far/")):
+            p, flagged = first.p_values(score, scores), second.table.scores[name, role] < limit
             for i in {int(scores.argmax()), int(torch.where(flagged, scores, -torch.inf).argmax())}:
-                own = (min(0.99, float(p[i])), bool(flagged[i]), float(scores[i]), role, i)
-                best = own if best is None else max(best, own)
+                places.append((min(0.99, float(p[i])), bool(flagged[i]), float(scores[i]), role, i))
+    best = max(places, default=None)
     if best is None or best[0] < 0.5:
         return None
-    known = first.table.scores[study.main, "test"]
-    usual = int((known - known.median()).abs().argmin())
-    return _example(study, second, first, "test", usual), _example(study, second, first, best[3], best[4])
+    id_scores = first.table.scores[score, "test"]
+    usual = int((id_scores - id_scores.median()).abs().argmin())
+    return _example(study, "test", usual), _example(study, best[3], best[4])
 
 
-def _top(scores: Any, among: Any, largest: bool, count: int = 1) -> list[int]:
-    """The most extreme of those that are meant."""
+def _top(scores: Tensor, among: Tensor, largest: bool, count: int = 1) -> list[int]:
+    """Return the places of the most extreme scores among some."""
     index = among.nonzero()[:, 0]
     order = scores[index].argsort(descending=largest, stable=True)
     return index[order][:count].tolist()
 
 
-def _p(run: Run, detector: str, scores: Any) -> Any:
-    return p_values(scores, run.calibration(detector))
-
-
-def _example(study: Study, run: Run, other: Run | None, role: str, i: int) -> Example:
-    scores = run.table.scores[study.main, role][i : i + 1]
-    features = run.evaluation.bank(role)
-    k = int(features.k[i])
-    bars: list[tuple[float, float]] = []
-    more = 0.0
-    if has_head(run):
-        found = effective_threshold(run.evaluation.head)
-        bound = float("inf") if found is None else found.item()
-        c = features.h[i] * run.evaluation.head.weight[k].detach().cpu()
-        top = c.sort(descending=True).values[:12].tolist()
-        bars = [(min(value, bound), max(0.0, value - bound)) for value in top]
-        more = float(c.clamp(max=bound).sum()) - sum(kept for kept, _ in bars)
-    p_other, k_other = None, k
-    if other is not None:
-        p_other = float(_p(other, study.main, other.table.scores[study.main, role][i : i + 1]))
-        k_other = int(other.evaluation.bank(role).predictions[i])
+def _example(study: Study, role: str, i: int) -> Example:
+    run, reference = study.subject.runs[0], study.reference
+    p_value, k = _result(study, run, role, i)
+    other = _result(study, reference.runs[0], role, i) if reference not in (None, study.subject) else (None, k)
+    bars, more = _bars(run, role, i, k) if run.has_contributions else ([], 0.0)
     return Example(
         picture(study, role, i),
-        role.split("/")[-1] if role != "test" else "known",
+        "ID" if role == "test" else role.split("/")[-1],
         study.benchmark.class_names[k],
-        float(_p(run, study.main, scores)),
-        p_other,
-        study.benchmark.class_names[k_other],
+        p_value,
+        other[0],
+        study.benchmark.class_names[other[1]],
         tuple(bars),
         more,
     )
 
 
+def _result(study: Study, run: EvaluatedRun, role: str, i: int) -> tuple[float, int]:
+    """Return the p-value and the predicted class of a sample."""
+    scores = run.table.scores[study.main_score, role][i : i + 1]
+    return float(run.p_values(study.main_score, scores)), int(run.evaluation.bank(role).predictions[i])
+
+
+def _bars(run: EvaluatedRun, role: str, i: int, k: int) -> tuple[list[tuple[float, float]], float]:
+    """Return the 12 largest contributions to class k, what is kept and what is truncated, and the sum of the others."""
+    head = run.evaluation.model.head
+    threshold = effective_threshold(head)
+    limit = float("inf") if threshold is None else float(threshold)
+    c = run.evaluation.bank(role).features[i] * head.weight[k].detach().cpu()
+    bars = [(min(value, limit), max(0.0, value - limit)) for value in c.sort(descending=True).values[:12].tolist()]
+    return bars, float(c.clamp(max=limit).sum()) - sum(kept for kept, _ in bars)
+
+
 def picture(study: Study, role: str, i: int) -> str:
-    """A sample as a data URI; nothing for what is no picture."""
+    """Return a sample as a data URI; nothing for what is no picture."""
     data = study.benchmark.sets()[role]
     if not isinstance(study.benchmark.transform, ImageTransform) or (
         isinstance(data, FileSet) and data.kind != "image"

@@ -1,4 +1,4 @@
-"""Figures, for print and for the page: each is a function from numbers to a matplotlib figure.
+"""Figures, for print and for the page: each function makes a matplotlib figure and its caption.
 
 Colours are those of Okabe and Ito, which the colour-blind tell apart; line styles differ as well.
 """
@@ -16,18 +16,35 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..contributions import effective_threshold
 from ..errors import need
 from ..files import written
-from .study import Arm, Run, Study, has_head, pattern, threshold
+from .study import Arm, EvaluatedRun, Study
 
-KNOWN, NEAR, FAR, OTHER = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
-INK = "#010203"  # stands for the page's own colour of text, see `inline`
+ID, NEAR, FAR, OTHER = "#0072B2", "#D55E00", "#009E73", "#CC79A7"
+INK = "#010203"  # stands for the page's colour of text, see `inline`
 STYLES = ("-", "--", "-.", ":")
+NAMES = {"ID": "ID", "near": "near-OOD", "far": "far-OOD"}
+ARM_COLOURS = (OTHER, ID, NEAR, FAR)
+
+Drawn = tuple[Any, str]  # a figure and its caption
+
+
+def draw(study: Study) -> dict[str, Drawn]:
+    """Draw the figures of a report, by name."""
+    drawn = {
+        "scores": distributions(study, study.main_score),
+        "roc": roc(study, study.main_score),
+        "patterns": sorted_matrices(study.arms),
+        "units": unit_contributions(study),
+        "training": training_curves(study),
+    }
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
 @contextmanager
 def axes_of(rows: int, columns: int, width: float, height: float, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """Axes without a window, closed afterwards by being forgotten."""
+    """Make axes without a window."""
     matplotlib = need("matplotlib", "matplotlib", "report")
     figure_module = need("matplotlib.figure", "matplotlib", "report")
     style = {"axes.spines.top": False, "axes.spines.right": False, "font.size": 9, "font.family": "sans-serif"}
@@ -45,150 +62,159 @@ def axes_of(rows: int, columns: int, width: float, height: float, **options: Any
         figure.set_layout_engine("none")  # once
 
 
-def sorted_matrices(arms: Sequence[Arm]) -> Any:
-    """The paper's figure 2: mean contributions on the ID test set, each class's sorted, for each arm's first run."""
-    found = [(arm.name, pattern(arm.runs[0])) for arm in arms if has_head(arm.runs[0])]
-    rows = [own.contributions.sort(1, descending=True).values.numpy() for _, own in found]
-    limit = max(float(np.quantile(np.abs(own), 0.999)) for own in rows)
-    with axes_of(1, len(found), 3.6 * len(found), 2.7, sharey=True) as (figure, axes):
-        for axis, (name, own), matrix in zip(axes[0], found, rows, strict=True):
+def sorted_matrices(arms: Sequence[Arm]) -> Drawn | None:
+    """Draw the paper's figure 2: mean contributions on the ID test set, each class's sorted, for each arm's first run.
+
+    None where there are no contributions.
+    """
+    patterns = [(arm.name, arm.runs[0].pattern()) for arm in arms if arm.runs[0].has_contributions]
+    if not patterns:
+        return None
+    matrices = [pattern.contributions.sort(1, descending=True).values.numpy() for _, pattern in patterns]
+    limit = max(float(np.quantile(np.abs(matrix), 0.999)) for matrix in matrices)
+    with axes_of(1, len(patterns), 3.6 * len(patterns), 2.7, sharey=True) as (figure, axes):
+        for axis, (name, pattern), matrix in zip(axes[0], patterns, matrices, strict=True):
             image = axis.imshow(matrix, aspect="auto", cmap="cividis", vmin=-limit, vmax=limit, interpolation="nearest")
-            share = own.sparsity().top_1_percent
+            share = pattern.sparsity().top_1_percent
             axis.set_title(f"{name}\ntop 1 % of weights: {100 * share:.0f} %")
             axis.set_xlabel("weights of a class, largest first")
         axes[0][0].set_ylabel("class")
         figure.colorbar(image, ax=list(axes[0]), label="mean contribution")
-    return figure
+    return (
+        figure,
+        "Mean contribution of each classifier weight on ID test inputs, sorted within each class; first seed.",
+    )
 
 
-def unit_contributions(study: Study) -> tuple[Any, str] | None:
-    """The paper's figure 1: each unit's contribution to one class, for known inputs of it and odd ones taken for it.
+def unit_contributions(study: Study) -> Drawn | None:
+    """Draw the paper's figure 1: each unit's contribution to a class, for ID inputs of it and OOD inputs taken for it.
 
-    The class and the odd set are those that the reference confuses most. None where there are no contributions.
+    The class and the OOD set are those that the reference confuses most. None where there are no contributions.
     """
-    arms = [arm for arm in (study.reference, study.subject) if arm is not None]
-    arms = [arm for i, arm in enumerate(arms) if arm not in arms[:i] and has_head(arm.runs[0])]
+    arms = list(dict.fromkeys(arm for arm in (study.reference, study.subject) if arm is not None))
+    arms = [arm for arm in arms if arm.runs[0].has_contributions]
     if not arms:
         return None
     first = arms[0].runs[0]
     sets = [(group, name) for group, name in study.sets if name != "mean"]
-    group, name = min(sets, key=lambda own: first.table.get(study.main, *own)["auroc"])
-    odd = first.evaluation.bank(f"{group}/{name}")
-    k = int(odd.k.mode().values)
+    group, name = min(sets, key=lambda key: first.table.get(study.main_score, *key).auroc)
+    k = int(first.evaluation.bank(f"{group}/{name}").predictions.mode().values)
     label = study.benchmark.class_names[k]
     with axes_of(1, len(arms), 3.6 * len(arms), 2.6, sharey=True) as (figure, axes):
         for axis, arm in zip(axes[0], arms, strict=True):
-            own = arm.runs[0]
-            known = _class_contributions(own, "test", k, True)
-            taken = _class_contributions(own, f"{group}/{name}", k, False)
-            if known is None:
+            id_mean = _class_contributions(arm.runs[0], "test", k, True)
+            ood_mean = _class_contributions(arm.runs[0], f"{group}/{name}", k, False)
+            if id_mean is None:
                 continue
-            order = known.argsort(descending=True)
-            x = np.arange(len(known))
-            axis.fill_between(x, 0, known[order], color=KNOWN, alpha=0.55, lw=0, label=f"known: {label}")
-            if taken is not None:
-                axis.plot(x, taken[order], color=NEAR, lw=0.9, label=f"odd: {name}, taken for {label}")
+            order = id_mean.argsort(descending=True)
+            x = np.arange(len(id_mean))
+            axis.fill_between(x, 0, id_mean[order], color=ID, alpha=0.55, lw=0, label=f"ID: {label}")
+            if ood_mean is not None:
+                axis.plot(x, ood_mean[order], color=NEAR, lw=0.9, label=f"OOD: {name}, taken for {label}")
             axis.set_title(arm.name)
-            axis.set_xlabel("units, in the order of the known inputs")
+            axis.set_xlabel("units, in the order of the ID inputs")
         axes[0][0].set_ylabel("contribution")
         axes[0][0].legend(frameon=False, fontsize=8)
     return figure, f"Contributions to the class {label}, which {arms[0].name} takes {name} for most often."
 
 
-def _class_contributions(run: Run, role: str, k: int, labelled: bool) -> Tensor | None:
-    """Mean of `min(W[k,d] h[d], threshold)` over samples of class k, or taken for it, (D,); None if there are none."""
-    from ..contributions import effective_threshold
-
-    own = run.evaluation
-    features = own.bank(role)
-    chosen = (features.y == k) if labelled else (features.k == k)
+def _class_contributions(run: EvaluatedRun, role: str, k: int, labelled: bool) -> Tensor | None:
+    """Average `min(W[k,d] h[d], threshold)` over samples of class k, or taken for it: (D,); None if there are none."""
+    bank, head = run.evaluation.bank(role), run.evaluation.model.head
+    chosen = (bank.labels if labelled else bank.predictions) == k
     if not chosen.any():
         return None
-    c = features.h[chosen].float() * own.head.weight[k].detach().cpu()
-    bound = effective_threshold(own.head)
-    return (c if bound is None else c.clamp(max=bound.item())).mean(0)
+    c = bank.features[chosen] * head.weight[k].detach().cpu()
+    threshold = effective_threshold(head)
+    return (c if threshold is None else c.clamp(max=threshold.item())).mean(0)
 
 
-def training_curves(study: Study) -> Any | None:
-    """The threshold and the share of contributions that it cuts, epoch by epoch, and the loss; None without a log."""
-    bounded = [arm for arm in study.arms if arm.runs[0].log and "threshold" in arm.runs[0].log[0]]
-    logged = [arm for arm in study.arms if arm.runs[0].log]
-    if not logged:
+def training_curves(study: Study) -> Drawn | None:
+    """Draw the loss, the truncation threshold, and the share of contributions that it truncates, epoch by epoch.
+
+    None without a history.
+    """
+    trained = [arm for arm in study.arms if arm.runs[0].history]
+    truncating = [arm for arm in trained if "threshold" in arm.runs[0].history[0]]
+    if not trained:
         return None
-    panels = [("loss", "training loss", logged)]
-    if bounded:
-        panels += [("threshold", "threshold", bounded), ("truncated", "contributions cut, %", bounded)]
+    panels = [("loss", "training loss", trained)]
+    if truncating:
+        panels += [
+            ("threshold", "truncation threshold", truncating),
+            ("truncated", "contributions truncated, %", truncating),
+        ]
     with axes_of(1, len(panels), 3.0 * len(panels), 2.4) as (figure, axes):
         for axis, (key, label, arms) in zip(axes[0], panels, strict=True):
             for i, arm in enumerate(arms):
-                colour = (OTHER, KNOWN, NEAR, FAR)[(study.arms.index(arm)) % 4]
+                colour = ARM_COLOURS[study.arms.index(arm) % 4]
                 for j, run in enumerate(arm.runs):
-                    values = [line[key] * (100 if key == "truncated" else 1) for line in run.log]
+                    values = [line[key] * (100 if key == "truncated" else 1) for line in run.history]
                     label_once = arm.name if j == 0 else None
                     axis.plot(range(1, len(values) + 1), values, STYLES[i % 4], color=colour, lw=1, label=label_once)
-            smallest = min(line[key] for arm in arms for run in arm.runs for line in run.log)
+            smallest = min(line[key] for arm in arms for run in arm.runs for line in run.history)
             axis.set_yscale("log" if key != "truncated" and smallest > 0 else "linear")
             axis.set_xlabel("epoch")
             axis.set_title(label)
         axes[0][0].legend(frameon=False, fontsize=8)
-    return figure
+    return figure, "Training: the loss, the truncation threshold, and the share of contributions that it truncates."
 
 
-def distributions(study: Study, detector: str) -> Any:
-    """Scores of known and odd inputs for the first run of each arm, with the threshold of 5 %."""
+def distributions(study: Study, score: str) -> Drawn:
+    """Draw the scores of ID and OOD inputs for the first run of each arm, with the threshold of 5 %."""
     with axes_of(1, len(study.arms), 3.4 * len(study.arms), 2.5) as (figure, axes):
         for axis, arm in zip(axes[0], study.arms, strict=True):
             run = arm.runs[0]
-            parts = pooled(run, detector)
+            parts = pooled(run, score)
             together = np.concatenate(list(parts.values()))
             low, high = np.quantile(together, [0.002, 0.998])
             edges = np.linspace(low, high, 60)
             for name, scores in parts.items():
-                colour = {"known": KNOWN, "near": NEAR, "far": FAR}[name]
+                colour = {"ID": ID, "near": NEAR, "far": FAR}[name]
                 weights = np.full(len(scores), 100 / len(scores))
-                axis.hist(np.clip(scores, low, high), edges, weights=weights, color=colour, alpha=0.45, label=name)
-            limit = threshold(run, detector)
+                axis.hist(
+                    np.clip(scores, low, high), edges, weights=weights, color=colour, alpha=0.45, label=NAMES[name]
+                )
+            limit = run.score_threshold(score)
             if limit is not None:
-                axis.axvline(limit, color=INK, lw=1, ls="--", label="5 % of known below")
+                axis.axvline(limit, color=INK, lw=1, ls="--", label="5 % of ID below")
             axis.set_title(arm.name)
-            axis.set_xlabel(f"{detector} score")
+            axis.set_xlabel(f"{score} score")
         axes[0][0].set_ylabel("% of the set")
         axes[0][0].legend(frameon=False, fontsize=8)
-    return figure
+    return figure, f"Scores of ID and OOD inputs by {score}; a detector flags what lies left of the line. First seed."
 
 
-def roc(study: Study, detector: str) -> Any:
-    """How many odd inputs are caught against how many known ones are flagged, near and far, for the first runs."""
-    groups = [group for group in ("near", "far") if any(own == group for own, _ in study.sets)]
-    with axes_of(1, len(groups), 3.2 * len(groups), 3.0, sharey=True) as (figure, axes):
-        for axis, group in zip(axes[0], groups, strict=True):
+def roc(study: Study, score: str) -> Drawn:
+    """Draw the detection rate over the false alarm rate, on near and far sets, for the first run of each arm."""
+    with axes_of(1, len(study.groups), 3.2 * len(study.groups), 3.0, sharey=True) as (figure, axes):
+        for axis, group in zip(axes[0], study.groups, strict=True):
             for i, arm in enumerate(study.arms):
-                parts = pooled(arm.runs[0], detector)
-                known, odd = np.sort(parts["known"]), np.sort(parts[group])
-                at = np.unique(np.concatenate([known, odd]))
-                x, y = (100 * np.searchsorted(own, at, "right") / len(own) for own in (known, odd))
-                colour = (OTHER, KNOWN, NEAR, FAR)[i % 4]
-                axis.plot([0, *x], [0, *y], STYLES[i % 4], color=colour, lw=1.4, label=arm.name)
+                parts = pooled(arm.runs[0], score)
+                sets = np.sort(parts["ID"]), np.sort(parts[group])
+                at = np.unique(np.concatenate(sets))
+                x, y = (100 * np.searchsorted(scores, at, "right") / len(scores) for scores in sets)
+                axis.plot([0, *x], [0, *y], STYLES[i % 4], color=ARM_COLOURS[i % 4], lw=1.4, label=arm.name)
             axis.plot([0, 100], [0, 100], color=INK, lw=0.5, alpha=0.5)
-            axis.set_title(f"{group} sets")
-            axis.set_xlabel("known inputs flagged, %")
-        axes[0][0].set_ylabel("odd inputs caught, %")
+            axis.set_title(NAMES[group])
+            axis.set_xlabel("false alarm rate, %")
+        axes[0][0].set_ylabel("detection rate, %")
         axes[0][0].legend(frameon=False, fontsize=8)
-    return figure
+    return figure, f"ROC of {score}: higher is better, the diagonal is guessing. First seed."
 
 
-def pooled(run: Run, detector: str) -> dict[str, np.ndarray]:
-    """Scores of the test set, of all near sets and of all far sets."""
+def pooled(run: EvaluatedRun, score: str) -> dict[str, np.ndarray]:
+    """Return the scores of the ID test set, of all near sets and of all far sets."""
     parts: dict[str, list[Tensor]] = {}
     for (name, role), scores in run.table.scores.items():
-        group = "known" if role == "test" else role.split("/")[0]
-        if name == detector and group in ("known", "near", "far"):
+        group = "ID" if role == "test" else role.split("/")[0]
+        if name == score and group in NAMES:
             parts.setdefault(group, []).append(scores)
-    return {group: torch.cat(parts[group]).double().numpy() for group in ("known", "near", "far") if group in parts}
+    return {group: torch.cat(parts[group]).double().numpy() for group in NAMES if group in parts}
 
 
 def save(figure: Any, folder: Path, name: str) -> list[Path]:
-    """As PNG, SVG and PDF, black on white."""
+    """Save a figure as PNG, SVG and PDF, black on white."""
     files = []
     for kind in ("png", "svg", "pdf"):
         path = folder / f"{name}.{kind}"
@@ -202,7 +228,7 @@ def save(figure: Any, folder: Path, name: str) -> list[Path]:
 
 
 def as_svg(figure: Any) -> str:
-    """The figure as SVG, without a background; drawn once."""
+    """Return the figure as SVG, without a background; it is drawn once."""
     if not hasattr(figure, "drawn_svg"):
         file = io.StringIO()
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})
@@ -211,7 +237,7 @@ def as_svg(figure: Any) -> str:
 
 
 def inline(figure: Any, label: str) -> str:
-    """As SVG to be put into a page, in its colour of text."""
+    """Return the figure as SVG to be put into a page, in its colour of text."""
     text = as_svg(figure)
     text = text[text.index("<svg") :].replace(INK, "currentColor")
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)

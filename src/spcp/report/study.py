@@ -1,9 +1,9 @@
-"""From runs to numbers: runs that differ by the seed alone are one arm, and arms are compared on the same samples."""
+"""From runs to numbers: runs that differ by the seed alone form an arm, and arms are compared on the same samples."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,41 +12,61 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .. import runs as stored
-from ..conformal import samples_needed, threshold_rank
+from ..comparison import Difference, compare_arms
 from ..config import Config
+from ..conformal import p_values, samples_needed, threshold_rank
 from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
-from ..errors import InputError, need
+from ..errors import InputError
 from ..evaluation import Evaluation, Table, over_seeds
 from ..methods import METHODS, Method
-from ..metrics import Comparison, compare_means, mean_and_deviation
+from ..metrics import compare_means, mean_and_deviation
 from ..progress import track
+from ..runs import Run
 from ..scores import SCORES
 
-ALPHA = 0.05
+ALPHA = 0.05  # the false alarm rate that the report's thresholds keep to
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
-    """One network."""
+class EvaluatedRun:
+    """A run with its scores."""
 
-    folder: Path
-    config: Config
+    run: Run
     evaluation: Evaluation
     table: Table
-    log: Sequence[Mapping[str, Any]]  # a line an epoch
+    history: Sequence[Mapping[str, Any]]  # a record for each epoch
 
     @property
     def seed(self) -> int:
-        """Of the run."""
-        return self.config.seed
+        """Return the seed of the run."""
+        return self.run.config.seed
 
-    def calibration(self, detector: str) -> Tensor:
-        """Sorted scores of the validation set; without those that a detector has learned from."""
-        scores = self.table.scores.get((detector, "val"), torch.empty(0))
-        learned = detector in SCORES and SCORES[detector][0].fitted_on == "val"
-        return (torch.empty(0) if learned else scores).sort().values
+    @property
+    def has_contributions(self) -> bool:
+        """Tell whether a linear layer makes the logits, so that there are contributions to look at."""
+        method = self.evaluation.model.method
+        return method is None or "weights" in method.readable
+
+    def pattern(self) -> Pattern:
+        """Return the mean contributions over the ID test set."""
+        features = (part.features for part in self.evaluation.bank("test").parts())
+        return pattern_of(features, self.evaluation.model.head)
+
+    def score_threshold(self, score: str, alpha: float = ALPHA) -> float | None:
+        """Return the threshold below which an input is flagged; None if there are too few validation samples."""
+        scores = self._calibration(score)
+        return float(scores[threshold_rank(len(scores), alpha) - 1]) if len(scores) >= samples_needed(alpha) else None
+
+    def p_values(self, score: str, scores: Tensor) -> Tensor:
+        """Return the conformal p-values of some scores."""
+        return p_values(scores, self._calibration(score))
+
+    def _calibration(self, score: str) -> Tensor:
+        """Sort the scores of the validation set; a score that was fitted on it has none left."""
+        scores = self.table.scores.get((score, "val"), torch.empty(0))
+        fitted = score in SCORES and SCORES[score][0].fitted_on == "val"
+        return (torch.empty(0) if fitted else scores).sort().values
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,130 +74,98 @@ class Arm:
     """Runs with the same settings but for the seed."""
 
     name: str
-    runs: tuple[Run, ...]
-    bounded: bool  # whether its networks bound contributions
+    runs: tuple[EvaluatedRun, ...]
+    truncates: bool  # in training
 
-    def mean(self, detector: str, group: str, name: str = "mean") -> dict[str, tuple[float, float]]:
-        """Mean and deviation over seeds of each measure."""
-        return over_seeds([run.table for run in self.runs], detector, group, name)
+    def mean(self, score: str, group: str, dataset: str = "mean") -> dict[str, tuple[float, float]]:
+        """Return the mean and deviation over seeds of each measure."""
+        return over_seeds([run.table for run in self.runs], score, group, dataset)
 
     @property
     def accuracy(self) -> tuple[float, float]:
-        """On the test set, in percent, over seeds."""
-        return mean_and_deviation([run.table.rows[0]["accuracy"] for run in self.runs])
+        """Return the mean and deviation over seeds of the accuracy on the ID test set."""
+        return mean_and_deviation([run.table.rows[0].accuracy for run in self.runs])
 
     @property
     def seeds(self) -> tuple[int, ...]:
-        """Of its runs."""
+        """List the seeds of the runs."""
         return tuple(run.seed for run in self.runs)
 
 
 @dataclass(frozen=True)
-class Difference:
-    """An arm against the reference, in points of AUROC: over seeds, and over samples."""
+class SetDifference:
+    """The AUROC of an arm against that of the reference, on one set or over a group's sets ("mean")."""
 
     group: str
-    name: str  # of the set, or "mean"
-    reference: tuple[float, float]
-    arm: tuple[float, float]
-    by_seed: tuple[float, ...]
-    interval: tuple[float, float] | None  # over seeds (t), None for a single seed
-    samples: Comparison  # over test samples (DeLong), in shares
-
-    @property
-    def points(self) -> float:
-        """The mean difference."""
-        return sum(self.by_seed) / len(self.by_seed)
-
-    @property
-    def word(self) -> str:
-        """ "better", "worse" or "no clear difference": both intervals have to leave out 0."""
-        low, high = self.interval or (self.points, self.points)
-        if self.samples.p_value < 0.05 and low > 0 and self.points > 0:
-            return "better"
-        if self.samples.p_value < 0.05 and high < 0 and self.points < 0:
-            return "worse"
-        return "no clear difference"
+    dataset: str
+    reference: float  # mean over the common seeds
+    arm: float
+    difference: Difference
 
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """All that a report tells."""
+    """Everything that a report shows."""
 
     title: str
     benchmark: Benchmark
     arms: tuple[Arm, ...]
-    detectors: tuple[str, ...]
-    main: str  # the detector that the verdict is about
+    scores: tuple[str, ...]
+    main_score: str  # that the verdict is about
     notes: tuple[str, ...] = ()
     choice: Sequence[Mapping[str, Any]] = field(default=())  # how rho_norm was chosen: rows of a tuning
 
     @property
     def reference(self) -> Arm | None:
-        """The arm that the others are compared with: the first without a bound."""
-        return next((arm for arm in self.arms if not arm.bounded), None)
+        """Return the arm that the others are compared with: the first that does not truncate."""
+        return next((arm for arm in self.arms if not arm.truncates), None)
 
     @property
     def subject(self) -> Arm:
-        """The arm that the report is about: the first with a bound, or else the last."""
-        return next((arm for arm in self.arms if arm.bounded), self.arms[-1])
+        """Return the arm that the report is about: the first that truncates, or else the last."""
+        return next((arm for arm in self.arms if arm.truncates), self.arms[-1])
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """List "near" and "far", where they are."""
+        return tuple(dict.fromkeys(group for group, _ in self.sets))
 
     @property
     def sets(self) -> tuple[tuple[str, str], ...]:
-        """Groups and sets, each group's mean first."""
-        rows = [(row["group"], row["set"]) for row in self.arms[0].runs[0].table.rows]
-        known = list(dict.fromkeys(rows))
-        return tuple(sorted(known, key=lambda own: (own[0] != "near", own[1] != "mean", known.index(own))))
+        """List groups and sets, each group's mean first."""
+        rows = list(dict.fromkeys((row.group, row.dataset) for row in self.arms[0].runs[0].table.rows))
+        return tuple(sorted(rows, key=lambda row: (row[0] != "near", row[1] != "mean", rows.index(row))))
 
-    def differences(self, arm: Arm) -> list[Difference]:
-        """Of an arm from the reference, by set and by group, for the main detector; none without common seeds."""
+    def differences(self, arm: Arm) -> list[SetDifference]:
+        """Compare an arm with the reference by set and by group, for the main score; nothing without common seeds."""
         reference = self.reference
         if reference is None or reference is arm:
             return []
-        common = [seed for seed in reference.seeds if seed in arm.seeds]
-        pairs = [
-            tuple(next(run for run in own.runs if run.seed == seed) for own in (reference, arm)) for seed in common
-        ]
-        return [self._difference(pairs, group, name) for group, name in self.sets] if pairs else []
+        pairs = [(run, other) for run in arm.runs for other in reference.runs if run.seed == other.seed]
+        return [self._difference(pairs, group, dataset) for group, dataset in self.sets] if pairs else []
 
-    def _difference(self, pairs: Sequence[tuple[Run, ...]], group: str, name: str) -> Difference:
-        areas = [[run.table.get(self.main, group, name)["auroc"] for run in pair] for pair in pairs]
-        by_seed = tuple(second - first for first, second in areas)
-        names = (
-            [own for own_group, own in self.sets if own_group == group and own != "mean"] if name == "mean" else [name]
-        )
+    def _difference(
+        self, pairs: Sequence[tuple[EvaluatedRun, EvaluatedRun]], group: str, dataset: str
+    ) -> SetDifference:
+        names = [dataset] if dataset != "mean" else [name for key, name in self.sets if key == group and name != "mean"]
+        areas = [[run.table.get(self.main_score, group, dataset).auroc for run in pair] for pair in pairs]
         scores = [
-            [
-                (run.table.scores[self.main, "test"], [run.table.scores[self.main, f"{group}/{own}"] for own in names])
-                for run in pair
-            ]
+            [(self._scores(run, "test"), [self._scores(run, f"{group}/{name}") for name in names]) for run in pair]
             for pair in pairs
         ]
-        samples = compare_means([own[1] for own in scores], [own[0] for own in scores])
-        reference, arm = (mean_and_deviation([own[i] for own in areas]) for i in (0, 1))
-        return Difference(group, name, reference, arm, by_seed, t_interval(by_seed), samples)
+        p_value = compare_means(*zip(*scores, strict=True)).p_value
+        arm, reference = zip(*areas, strict=True)
+        difference = compare_arms(arm, reference, p_value=p_value)
+        return SetDifference(group, dataset, sum(reference) / len(pairs), sum(arm) / len(pairs), difference)
 
-
-def t_interval(values: Sequence[float], confidence: float = 0.95) -> tuple[float, float] | None:
-    """Student's interval for the mean; None for a single value.
-
-    >>> low, high = t_interval([1.0, 2.0, 3.0])
-    >>> round(low, 3), round(high, 3)
-    (-0.484, 4.484)
-    """
-    n = len(values)
-    if n < 2:
-        return None
-    mean = sum(values) / n
-    deviation = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    half = float(need("scipy.stats", "scipy").t.ppf((1 + confidence) / 2, n - 1)) * deviation
-    return mean - half, mean + half
+    def _scores(self, run: EvaluatedRun, role: str) -> Tensor:
+        return run.table.scores[self.main_score, role]
 
 
 def gather(
-    folders: Sequence[str | Path],
+    runs: Sequence[str | Path | Run],
     *,
-    detectors: Sequence[str] | None = None,
+    scores: Sequence[str] | None = None,
     title: str | None = None,
     choice: Sequence[Mapping[str, Any]] = (),
     benchmark: Benchmark | None = None,
@@ -186,148 +174,132 @@ def gather(
     """Evaluate runs on the data they share.
 
     Args:
-        folders: of the runs.
-        detectors: names; by default all that make sense for every run.
-        title: of the report.
-        choice: rows of a `Tuning`, if that is how rho_norm was found.
-        benchmark: instead of the runs' own.
-        banks: where features are kept; by default in the user's cache.
+        runs: the runs, or their folders.
+        scores: names; by default all that make sense for every run.
+        title: the report's.
+        choice: rows of a `Tuning`, if that is how rho_norm was chosen.
+        benchmark: instead of the one that the runs were trained on.
+        banks: a folder for features; by default in the user's cache.
     """
-    if not folders:
+    if not runs:
         raise InputError("there are no runs to report on; name their folders")
-    paths = [Path(folder).expanduser() for folder in folders]
-    configs = [stored.Run.open(folder).config for folder in paths]
-    data = benchmark or _shared(paths, configs)
-    notes = list(data.notes)
-    if data.val is None or len(data.val) < samples_needed(ALPHA):
-        notes.append(
-            f"There are fewer than {samples_needed(ALPHA)} validation samples, so there is no threshold that keeps a promise "
-            "of 5 %: what is flagged is not shown."
-        )
-    if not data.near and not data.far:
-        data, note = _with_noise(data)
-        notes.append(note)
-    for role, samples in data.sets().items():
-        if role.startswith(("near/", "far/", "test")) and len(samples) < 2:
-            raise InputError(f"{role}: has a single sample, from which nothing can be told; leave it out, or add to it")
-    groups: dict[str, list[Run]] = {}
-    for folder, config in track(list(zip(paths, configs, strict=True)), "evaluating", len(paths)):
-        own = Evaluation(folder, data, folder=banks)
-        names = list(detectors or own.usual())
-        table = own.table(names, also=() if data.val is None else ("val",))
-        _finished(folder, config)
-        started = None if METHODS.get(config.method, (Method, {}))[0].pretrained else config.start
-        key = repr(dataclasses.replace(config, seed=0, save_every=0.0, root=None, benchmark="", start=started))
-        groups.setdefault(key, []).append(Run(folder, config, own, table, stored.Run.open(folder).history))
-    names = _names([runs[0].config for runs in groups.values()])
+    opened = [run if isinstance(run, Run) else Run.open(run) for run in runs]
+    data, notes = _checked(benchmark or _shared(opened))
+    groups: dict[str, list[EvaluatedRun]] = {}
+    for run in track(opened, "evaluating", len(opened)):
+        evaluation = Evaluation(run, data, folder=banks)
+        table = evaluation.table(scores or evaluation.default_scores(), also=() if data.val is None else ("val",))
+        history, epochs = run.history, run.config.epochs
+        if len(history) < epochs:
+            raise InputError(
+                f"{run.folder}: has {len(history)} of its {epochs} epochs; the same spcp train goes on with it"
+            )
+        groups.setdefault(_key(run.config), []).append(EvaluatedRun(run, evaluation, table, history))
+    configs = [members[0].run.config for members in groups.values()]
     arms = tuple(
-        Arm(name, tuple(sorted(runs, key=lambda run: run.seed)), runs[0].config.truncation.rho_norm != 0)
-        for name, runs in zip(names, groups.values(), strict=True)
+        Arm(name, tuple(sorted(members, key=lambda member: member.seed)), config.truncation.rho_norm != 0)
+        for name, config, members in zip(_names(configs), configs, groups.values(), strict=True)
     )
     for arm in arms:
         if len(set(arm.seeds)) < len(arm.seeds):
-            raise InputError(f"{arm.runs[1].folder}: is a run that is there already, with the same seed; name it once")
-    common = [name for name in _detectors(arms[0]) if all(name in _detectors(arm) for arm in arms)]
+            raise InputError(f"{arm.runs[1].run.folder}: repeats a run with the same seed; name it once")
+    tables = [{row.score: None for row in arm.runs[0].table.rows} for arm in arms]
+    common = tuple(name for name in tables[0] if all(name in table for table in tables))
     if not common:
-        raise InputError("no detector makes sense for all of these runs; make a report for each kind")
-    method = arms[-1].runs[0].evaluation.method
-    wanted = method.score if method is not None else "energy"
-    main = wanted if wanted in common else "energy" if "energy" in common else common[0]
-    return Study(title or f"{data.name}: known or odd?", data, arms, tuple(common), main, tuple(notes), tuple(choice))
+        raise InputError("no score makes sense for all of these runs; make a report for each kind")
+    method = arms[-1].runs[0].evaluation.model.method
+    wanted = ("energy" if method is None else method.score, "energy", *common)
+    main = next(name for name in wanted if name in common)
+    return Study(title or f"{data.name}: ID or OOD?", data, arms, common, main, notes, tuple(choice))
 
 
-def _shared(paths: Sequence[Path], configs: Sequence[Config]) -> Benchmark:
-    """The data that all runs are on: described alike, and prepared alike."""
-    first = _described(paths[0], configs[0])
-    for path, config in zip(paths, configs, strict=True):
-        if _described(path, config) != first or stored.Run.open(path).inputs != stored.Run.open(paths[0]).inputs:
+def _key(config: Config) -> str:
+    """Describe a run's settings but for the seed, and for what does not change its network."""
+    pretrained = METHODS.get(config.method, (Method, {}))[0].pretrained
+    same = dataclasses.replace(config, seed=0, save_every=0.0, root=None, benchmark="")
+    return repr(dataclasses.replace(same, start=None) if pretrained else same)
+
+
+def _shared(runs: Sequence[Run]) -> Benchmark:
+    """Return the data that all runs are on: described alike, and prepared alike."""
+    first = runs[0]
+    for run in runs:
+        if _description(run) != _description(first) or run.inputs != first.inputs:
             raise InputError(
-                f"{path}: is on other data than {paths[0]}, or sees it differently; make a report for each"
+                f"{run.folder}: is on other data than {first.folder}, or sees it differently; make a report for each"
             )
-    return stored.Run.open(paths[0]).benchmark()
+    return first.benchmark()
 
 
-def _described(path: Path, config: Config) -> tuple[str | None, ...]:
-    own = Path(path / "benchmark.toml" if (path / "benchmark.toml").exists() else config.benchmark)
-    return (own.read_text(),) if own.suffix == ".toml" and own.exists() else (config.benchmark, config.root)
+def _description(run: Run) -> tuple[str | None, ...]:
+    config, described = run.config, run.folder / "benchmark.toml"
+    file = described if described.exists() else Path(config.benchmark)
+    return (file.read_text(),) if file.suffix == ".toml" and file.exists() else (config.benchmark, config.root)
 
 
-def _finished(folder: Path, config: Config) -> None:
-    """A run that was stopped half-way says nothing of its settings."""
-    done = len(stored.Run.open(folder).history)
-    if done < config.epochs:
-        raise InputError(f"{folder}: has {done} of its {config.epochs} epochs; the same spcp train goes on with it")
-
-
-def _detectors(arm: Arm) -> list[str]:
-    return list(dict.fromkeys(row["detector"] for row in arm.runs[0].table.rows))
-
-
-def _with_noise(data: Benchmark) -> tuple[Benchmark, str]:
-    """Noise for odd data, where there is none."""
-    like = prepare(data.val or data.test, data.transform)
-    far = {f"{kind} noise": noise(kind, like) for kind in ("gaussian", "uniform")}
-    note = "There are no odd sets, so noise stands in; it says little about the odd inputs that you will meet (--ood)."
-    return dataclasses.replace(data, far=far), note
+def _checked(data: Benchmark) -> tuple[Benchmark, tuple[str, ...]]:
+    """Check that there is enough to report on; noise stands in for OOD sets where there are none."""
+    notes = list(data.notes)
+    if data.val is None or len(data.val) < samples_needed(ALPHA):
+        notes.append(
+            f"There are fewer than {samples_needed(ALPHA)} validation samples, so no threshold can guarantee a false "
+            "alarm rate of 5 %: the report does not show what is flagged."
+        )
+    if not data.near and not data.far:
+        like = prepare(data.val or data.test, data.transform)
+        data = dataclasses.replace(data, far={f"{kind} noise": noise(kind, like) for kind in ("gaussian", "uniform")})
+        notes.append(
+            "There are no OOD sets, so noise stands in; it says little about the OOD inputs that you will meet (--ood)."
+        )
+    for role, samples in data.sets().items():
+        if role.startswith(("near/", "far/", "test")) and len(samples) < 2:
+            raise InputError(f"{role}: has a single sample, which is too few to measure on; leave it out, or add to it")
+    return data, tuple(notes)
 
 
 def _names(configs: Sequence[Config]) -> list[str]:
-    """What tells arms apart, in a few words."""
+    """Name arms by what tells them apart."""
     names = []
     for config in configs:
-        words = [{"spcp": "SPCP"}.get(config.method, config.method)]
-        others = [own for own in configs if own.method == config.method]
-        if config.truncation.rho_norm:
-            words.append(f"rho_norm {config.truncation.rho_norm:g}")
-        for key, value in config.options.items():
-            if any(own.options.get(key) != value for own in others):
-                words.append(f"{key} {value:g}" if isinstance(value, int | float) else f"{key} {value}")
+        others = [other for other in configs if other.method == config.method]
+        words = [f"rho_norm {_short(config.truncation.rho_norm)}"] if config.truncation.rho_norm else []
+        hyperparameters = [dataclasses.asdict(other.truncation) | dict(other.options) for other in others]
+        for key, value in (dataclasses.asdict(config.truncation) | dict(config.options)).items():
+            if key != "rho_norm" and value is not None and any(other.get(key) != value for other in hyperparameters):
+                words.append(f"{key} {_short(value)}")
         for key in ("network", "width", "epochs", "batch_size", "lr", "start"):
-            if any(getattr(own, key) != getattr(config, key) for own in configs):
+            if any(getattr(other, key) != getattr(config, key) for other in configs):
                 words.append(f"{key} {getattr(config, key)}")
-        names.append(words[0] + (f" ({', '.join(words[1:])})" if len(words) > 1 else ""))
+        method = {"spcp": "SPCP"}.get(config.method, config.method)
+        names.append(f"{method} ({', '.join(words)})" if words else method)
     return names if len(set(names)) == len(names) else [f"{name} ({i + 1})" for i, name in enumerate(names)]
 
 
-def threshold(run: Run, detector: str, alpha: float = ALPHA) -> float | None:
-    """What is below is flagged: calibrated on validation data; None if there is too little of it."""
-    scores = run.calibration(detector)
-    return float(scores[threshold_rank(len(scores), alpha) - 1]) if len(scores) >= samples_needed(alpha) else None
-
-
-def has_head(run: Run) -> bool:
-    """Whether logits come of a linear layer, so that there are contributions to look at."""
-    method = run.evaluation.method
-    return method is None or "weights" in method.readable
-
-
-def pattern(run: Run) -> Pattern:
-    """Mean contributions over the test set."""
-    own = run.evaluation
-    return pattern_of((h for h, *_ in own.bank("test").parts()), own.head)
+def _short(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def operating_points(study: Study, alphas: Sequence[float] = (0.01, 0.05, 0.1)) -> list[dict[str, Any]]:
-    """What thresholds that are calibrated at several alpha flag, set by set."""
+    """List the share of every set that thresholds flag which are calibrated at several alpha."""
     rows = []
     for arm in study.arms:
         for run in arm.runs:
-            for detector in study.detectors:
-                for alpha in alphas:
-                    limit = threshold(run, detector, alpha)
-                    if limit is None:
-                        continue
-                    for (name, role), scores in run.table.scores.items():
-                        if name == detector and role != "val":
-                            flagged = (~(scores >= limit)).double().mean().item() * 100
-                            row = {"arm": arm.name, "seed": run.seed, "detector": detector, "alpha": alpha}
-                            rows.append(row | {"threshold": limit, "set": role, "flagged_percent": flagged})
+            for score, alpha in itertools.product(study.scores, alphas):
+                limit = run.score_threshold(score, alpha)
+                for (name, role), scores in run.table.scores.items():
+                    if limit is not None and name == score and role != "val":
+                        flagged = (~(scores >= limit)).double().mean().item()
+                        row = {"arm": arm.name, "seed": run.seed, "score": score, "alpha": alpha}
+                        rows.append(row | {"threshold": limit, "set": role, "flagged": flagged})
     return rows
 
 
-def all_rows(study: Study) -> Table:
-    """Every measure of every run."""
-    rows = [
-        {"arm": arm.name, "seed": run.seed, **row} for arm in study.arms for run in arm.runs for row in run.table.rows
+def all_rows(study: Study) -> list[dict[str, Any]]:
+    """List every measure of every run."""
+    return [
+        {"arm": arm.name, "seed": run.seed, **row.as_record()}
+        for arm in study.arms
+        for run in arm.runs
+        for row in run.table.rows
+        if row.score in study.scores
     ]
-    return Table(tuple(row for row in rows if row["detector"] in study.detectors), {})
