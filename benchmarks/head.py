@@ -5,7 +5,7 @@
 A training step of the head is: estimate the quantile of every sample of the batch, move the threshold, forward,
 backward (by features, weights and bias). The dense step is written from the released algorithm: the B x D x K
 product, torch.quantile, clamp, sum. Memory is the growth of the process's peak resident size over what it was with
-the inputs made, each step in a process of its own.
+the inputs made, each step in a separate process.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ STEPS = ("linear", "spcp", "dense")
 
 
 def make(batch: int, D: int, K: int, rho_norm: float) -> dict[str, Callable[[], object]]:
-    """Training steps and inference of each kind on the same features, as of a ReLU network after pooling."""
+    """Make training steps and inference of each kind on the same features, as of a ReLU network after pooling."""
     torch.manual_seed(0)
     h = torch.randn(batch, D, 8).relu_().mean(-1).requires_grad_()
     g = torch.randn(batch, K) / batch
@@ -60,7 +60,7 @@ def make(batch: int, D: int, K: int, rho_norm: float) -> dict[str, Callable[[], 
         h.grad = None
         c = h[:, None, :] * linear.weight  # (batch, K, D)
         # torch.quantile takes at most 2**24 numbers, so one sample at a time.
-        tops = [torch.quantile(own, 1 - rho_norm / K) for own in c.detach().flatten(1)]
+        tops = [torch.quantile(row, 1 - rho_norm / K) for row in c.detach().flatten(1)]
         threshold.mul_(0.999).add_(torch.stack(tops).mean(), alpha=0.001)
         (c.clamp(max=threshold.item()).sum(-1) + linear.bias).backward(g)
 
@@ -80,7 +80,7 @@ def make(batch: int, D: int, K: int, rho_norm: float) -> dict[str, Callable[[], 
 
 
 def parts(seconds: float) -> None:
-    """Where the time of a step goes: each part beside a whole step of nn.Linear, as a multiple of it."""
+    """Print where the time of a step goes: each part as a multiple of a whole step of nn.Linear."""
     names = ("quantile", "forward", "backward", "of which GEMMs")
     print(f"{'(batch, D, K), rho_norm':<26}" + "".join(f"{name:>16}" for name in names))
     for batch, D, K, rho_norm, *_ in SHAPES:
@@ -105,7 +105,7 @@ def parts(seconds: float) -> None:
 
 
 def memory(kind: str) -> float:
-    """Megabytes that the peak grew by during a step; run in a process of its own."""
+    """Return the megabytes that the peak grew by during a step; run in a separate process."""
     step = make(*MEMORY_SHAPE)[kind]
     before = peak(reset=True)
     step()
@@ -113,7 +113,7 @@ def memory(kind: str) -> float:
 
 
 def peak(reset: bool = False) -> float:
-    """Peak resident megabytes of this process, since the last reset (Linux)."""
+    """Return the peak resident megabytes of this process since the last reset (Linux)."""
     if reset:
         with open("/proc/self/clear_refs", "w") as file:
             file.write("5")
@@ -145,9 +145,9 @@ def main() -> None:
         steps = make(batch, D, K, rho_norm)
         linear, spcp = interleaved([steps["linear"], steps["spcp"]], arguments.seconds)
         infer_linear, infer_spcp = interleaved([steps["infer linear"], steps["infer spcp"]], arguments.seconds)
-        found, inference = ratio(spcp, linear), ratio(infer_spcp, infer_linear)
+        slowdown, inference = ratio(spcp, linear), ratio(infer_spcp, infer_linear)
         name = f"({batch}, {D}, {K}), {rho_norm}"
-        missed += [f"{name}: {found:.2f}x of nn.Linear, aim {aim}"] * (found > aim)
+        missed += [f"{name}: {slowdown:.2f}x of nn.Linear, aim {aim}"] * (slowdown > aim)
         missed += [f"{name}: inference {inference:.2f}x, aim {INFERENCE_AIM}"] * (inference > INFERENCE_AIM)
         against_dense = ""
         if dense_aim:
@@ -156,7 +156,8 @@ def main() -> None:
             against_dense = f"{times:.0f}x"
             missed += [f"{name}: the dense step takes {times:.0f}x, aim {dense_aim}"] * (times < dense_aim)
         print(f"{name:<26}{statistics.median(linear) * 1e3:>8.2f} ms{statistics.median(spcp) * 1e3:>8.2f} ms"
-              f"{found:>12.2f}x{aim:>6}{against_dense:>12}{dense_aim or '':>6}{inference:>10.2f}x{INFERENCE_AIM:>6g}",
+              f"{slowdown:>12.2f}x{aim:>6}{against_dense:>12}{dense_aim or '':>6}"
+              f"{inference:>10.2f}x{INFERENCE_AIM:>6g}",
               flush=True)  # fmt: skip
 
     if sys.platform == "linux":

@@ -100,12 +100,12 @@ def compare(seconds: float) -> list[str]:
         for name, (mine, theirs) in pairs(fit, scored, head).items():
             first, second = mine().double(), theirs().double()
             apart = float(((first - second).abs() / second.abs().clamp(min=1e-6)).max())
-            ours_times, other = interleaved([mine, theirs], seconds)
-            faster, memory = ratio(other, ours_times), (peak(mine), peak(theirs))
+            took, other = interleaved([mine, theirs], seconds)
+            faster, memory = ratio(other, took), (peak(mine), peak(theirs))
             aim = SLOW[K] if name in ("Mahalanobis", "DICE", "GradNorm") else 1 / 1.2 if name == "KNN" else 1.0
             label = f"{train} / {test}, {D}, {K}"
             print(
-                f"{label:<28}{name:<14}{np.median(ours_times) * 1e3:>8.1f} ms{np.median(other) * 1e3:>9.1f} ms{faster:>8.1f}x"
+                f"{label:<28}{name:<14}{np.median(took) * 1e3:>8.1f} ms{np.median(other) * 1e3:>9.1f} ms{faster:>8.1f}x"
                 f"{aim:>7.2g}{memory[0]:>8.0f}{memory[1]:>8.0f}{apart:>10.1e}",
                 flush=True,
             )
@@ -135,10 +135,10 @@ def compare_metrics(seconds: float) -> list[str]:
     mine = lambda: metrics.metrics(id_scores, ood_scores)  # noqa: E731
     result, expected = mine(), theirs()
     apart = max(abs(result.auroc - expected["AUROC"]), abs(result.fpr95 - expected["FPR95TPR"]))
-    ours_times, other = interleaved([mine, theirs], seconds)
-    faster = ratio(other, ours_times)
+    took, other = interleaved([mine, theirs], seconds)
+    faster = ratio(other, took)
     print(
-        f"\nmetrics of 100 000 scores: spcp, with both intervals, {np.median(ours_times) * 1e3:.1f} ms; pytorch-ood "
+        f"\nmetrics of 100 000 scores: spcp, with both intervals, {np.median(took) * 1e3:.1f} ms; pytorch-ood "
         f"{np.median(other) * 1e3:.1f} ms; {faster:.1f}x, aim 2; apart {apart:.1e}"
     )
     return [f"metrics: {faster:.2f}x, aim 2x"] if faster < 2 else []

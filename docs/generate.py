@@ -105,7 +105,7 @@ Costs are for a step with a batch of B images, K classes and D features.
 [the method](method.md). How much, `rho_norm`, is by default the benchmark's own:
 {bounds}, and for your own data as for digits.
 `spcp tune` searches {grid}. The bound's other options are `beta`, `initial_threshold` and
-`subset`, see [SPCPLinear](api.md#spcp.SPCPLinear). What it costs is [measured](performance.md#the-head).
+`subset`, see [Truncation](api.md#spcp.Truncation). What it costs is [measured](performance.md#the-head).
 
 | name | minimises | scored with |
 |---|---|---|

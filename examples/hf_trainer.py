@@ -1,4 +1,4 @@
-"""Hugging Face's Trainer on the embedded digits: what share of each odd set is flagged, plain against SPCP.
+"""Hugging Face's Trainer on the embedded digits: the share of each OOD set that is flagged, plain against SPCP.
 
 python examples/hf_trainer.py --rho-norm 1
 
@@ -17,7 +17,7 @@ from transformers import ResNetConfig, ResNetForImageClassification, Trainer, Tr
 
 from spcp import Detector, apply_spcp, data
 
-ALPHA = 0.05  # the share of known digits that may be flagged
+ALPHA = 0.05  # the false alarm rate: the share of ID digits that may be flagged
 BATCH = 50
 
 
@@ -72,14 +72,14 @@ def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> nn.Module:
 
 
 def flagged(model: nn.Module, benchmark: data.Benchmark) -> dict[str, float]:
-    """Accuracy, and by set the share that the energy score flags; the threshold comes of validation digits."""
+    """Return the accuracy, and by set the share that the energy score flags; validation digits set the threshold."""
     detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
-    known = detector.features(benchmark.loader("test"))
-    found = {"accuracy": known.accuracy(), "flagged: test": detector.detect(known).is_ood.float().mean().item()}
+    test = detector.bank(benchmark.loader("test"))
+    rates = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():
         if role.startswith(("ood_val", "near", "far")):
-            found[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
-    return found
+            rates[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
+    return rates
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""PyTorch Lightning on the embedded digits: what share of each odd set is flagged, plain against SPCP.
+"""PyTorch Lightning on the embedded digits: the share of each OOD set that is flagged, plain against SPCP.
 
 python examples/lightning_module.py --rho-norm 1
 """
@@ -16,16 +16,16 @@ from torch import Tensor, nn
 
 from spcp import Detector, apply_spcp, data
 
-ALPHA = 0.05  # the share of known digits that may be flagged
+ALPHA = 0.05  # the false alarm rate: the share of ID digits that may be flagged
 
 
 class Classifier(lightning.LightningModule):
-    """A module as always, but for the line that bounds the contributions of its last layer."""
+    """A module as always, but for the line that truncates the contributions of its last layer."""
 
-    def __init__(self, classes: int, rho_norm: float, total_steps: int) -> None:
+    def __init__(self, num_classes: int, rho_norm: float, total_steps: int) -> None:
         super().__init__()
         self.total_steps = total_steps
-        self.network = build(classes)
+        self.network = build(num_classes)
         if rho_norm:
             apply_spcp(self.network, rho_norm, total_steps=total_steps)  # forward passes in training
 
@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> Classifier:
     torch.manual_seed(0)
-    loader = benchmark.loader("train", batch_size=50, train=True)  # a DataLoader of your own will do as well
+    loader = benchmark.loader("train", batch_size=50, train=True)  # any DataLoader will do
     module = Classifier(len(benchmark.class_names), rho_norm, total_steps=epochs * len(loader))
     trainer = lightning.Trainer(
         max_epochs=epochs,
@@ -71,23 +71,23 @@ def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> Classifier
     return module
 
 
-def build(classes: int) -> nn.Sequential:
-    """Convolutions, averaged at the end, and a linear layer: any classifier that ends in one will do."""
+def build(num_classes: int) -> nn.Sequential:
+    """Build convolutions, an average and a linear layer: any classifier that ends in one will do."""
     layers: list[nn.Module] = []
     for inputs, outputs, stride in ((1, 16, 2), (16, 32, 1), (32, 64, 2), (64, 128, 2)):
         layers += [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes))
 
 
 def flagged(model: nn.Module, benchmark: data.Benchmark) -> dict[str, float]:
-    """Accuracy, and by set the share that the energy score flags; the threshold comes of validation digits."""
+    """Return the accuracy, and by set the share that the energy score flags; validation digits set the threshold."""
     detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
-    known = detector.features(benchmark.loader("test"))
-    found = {"accuracy": known.accuracy(), "flagged: test": detector.detect(known).is_ood.float().mean().item()}
+    test = detector.bank(benchmark.loader("test"))
+    rates = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():
         if role.startswith(("ood_val", "near", "far")):
-            found[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
-    return found
+            rates[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
+    return rates
 
 
 if __name__ == "__main__":

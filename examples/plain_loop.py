@@ -1,4 +1,4 @@
-"""A plain PyTorch loop on the embedded digits: what share of each odd set is flagged, plain against SPCP.
+"""A plain PyTorch loop on the embedded digits: the share of each OOD set that is flagged, plain against SPCP.
 
 python examples/plain_loop.py
 python examples/plain_loop.py --rho-norm 0 0.3 1 2    # to choose: the one that flags most of ood_val
@@ -18,7 +18,7 @@ from torch import nn
 
 from spcp import Detector, apply_spcp, data
 
-ALPHA = 0.05  # the share of known digits that may be flagged
+ALPHA = 0.05  # the false alarm rate: the share of ID digits that may be flagged
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,23 +52,23 @@ def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> nn.Module:
     return model.eval()
 
 
-def build(classes: int) -> nn.Sequential:
-    """Convolutions, averaged at the end, and a linear layer: any classifier that ends in one will do."""
+def build(num_classes: int) -> nn.Sequential:
+    """Build convolutions, an average and a linear layer: any classifier that ends in one will do."""
     layers: list[nn.Module] = []
     for inputs, outputs, stride in ((1, 16, 2), (16, 32, 1), (32, 64, 2), (64, 128, 2)):
         layers += [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU()]
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, classes))
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes))
 
 
 def flagged(model: nn.Module, benchmark: data.Benchmark) -> dict[str, float]:
-    """Accuracy, and by set the share that the energy score flags; the threshold comes of validation digits."""
+    """Return the accuracy, and by set the share that the energy score flags; validation digits set the threshold."""
     detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
-    known = detector.features(benchmark.loader("test"))
-    found = {"accuracy": known.accuracy(), "flagged: test": detector.detect(known).is_ood.float().mean().item()}
+    test = detector.bank(benchmark.loader("test"))
+    rates = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():
         if role.startswith(("ood_val", "near", "far")):
-            found[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
-    return found
+            rates[role] = detector.detect(benchmark.loader(role)).is_ood.float().mean().item()
+    return rates
 
 
 if __name__ == "__main__":

@@ -4,8 +4,11 @@ import os
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: there may be no GPU
 
 import pytest
+import shapes
 import torch
 from hypothesis import settings
+
+shapes.check_all()
 
 settings.register_profile("spcp", deadline=None, derandomize=True, max_examples=100)
 settings.load_profile("spcp")

@@ -4,14 +4,12 @@ import dataclasses
 import shutil
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import training_run
 
-from spcp import data, training
+from spcp import training
 from spcp.calibration import calibrate_run, load_detector
-from spcp.detect_files import detect_files, find_files
 from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.runs import Run
@@ -39,7 +37,7 @@ def test_calibrate_and_load(run: Run, tmp_path: Path) -> None:
         assert inputs == benchmark.inputs()
         for ours, theirs in zip(again.detect(x), expected, strict=True):
             assert torch.equal(ours, theirs)
-    with pytest.raises(InputError, match="the network cannot be prepared for .*; build it anew"):
+    with pytest.raises(InputError, match=r"the network cannot be prepared for .*; build it anew"):
         Detector.load(alone, run.load().network)
 
 
@@ -63,30 +61,3 @@ def test_what_cannot_be(run: Run, tmp_path: Path) -> None:
     bare = Detector(torch.nn.Linear(2, 2)).save(tmp_path / "bare.safetensors")
     with pytest.raises(InputError, match=r"bare.safetensors: does not name its network"):
         load_detector(bare)
-
-
-def test_detect_files(run: Run, tmp_path: Path) -> None:
-    """Arrays and images, in the order they are named; what cannot be read has a problem."""
-    benchmark = training_run.benchmark()
-    detector, _ = calibrate_run(run, benchmark=benchmark)
-    test = benchmark.test
-    assert isinstance(test, data.TensorSet)
-    np.savez(tmp_path / "a.npz", images=test.x.permute(0, 2, 3, 1).numpy())
-    image = pytest.importorskip("PIL.Image")
-    for i in range(3):
-        image.fromarray(test.x[i, 0].numpy()).save(tmp_path / f"{i}.png")
-    (tmp_path / "1.png").write_bytes(b"damaged")
-    files = [tmp_path / "a.npz", *find_files([str(tmp_path / "*.png")])]
-    results = list(detect_files(detector, run.inputs, files))
-    expected = detector.detect(torch.cat([x for x, _ in benchmark.loader("test")]))
-    assert [result.file for result in results[:2]] == [f"{files[0]}[0]", f"{files[0]}[1]"]
-    assert [result.is_ood for result in results[:40]] == expected.is_ood.tolist()
-    assert [result.class_name for result in results[:40]] == [tuple("abcd")[k] for k in expected.predictions.tolist()]
-    assert [bool(result.problem) for result in results[40:]] == [False, True, False]
-    assert results[40].is_ood == results[0].is_ood
-    assert results[42].p_value == pytest.approx(results[2].p_value)
-    assert results[41].as_record()["is_ood"] is None
-    assert "damaged" in results[41].as_record()["problem"] or "1.png" in results[41].as_record()["problem"]
-    assert "problem" not in results[40].as_record()
-    with pytest.raises(InputError, match="there is no such file or folder"):
-        find_files([str(tmp_path / "nothing")])

@@ -482,7 +482,7 @@ def test_trains_on_some_images(tmp_path: Path) -> None:
     config = training_run.config_for("digits", epochs=1, width=8, images=100)
     run = training.train(config, tmp_path)
     assert len(run.benchmark().train or ()) == 100
-    assert len(Evaluation(run, "digits").features("train")) == 100
+    assert len(Evaluation(run, "digits").bank("train")) == 100
 
 
 def test_a_very_narrow_resnet_trains(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Draw docs/method.svg: what the logit of one class is made of, what is cut of it, and how the threshold gets there.
+"""Draw docs/method.svg: what the logit of one class is made of, what is truncated, and how the threshold moves.
 
 python docs/figures/method.py [PICTURE]
 
@@ -34,7 +34,7 @@ def main(picture: str | Path = Path(__file__).parent.parent / "method.svg") -> N
         "axes.spines.top": False,
         "axes.spines.right": False,
     }
-    x, y = (torch.tensor(own) for own in load_digits(return_X_y=True))
+    x, y = (torch.tensor(array) for array in load_digits(return_X_y=True))
     x = x.float() / 16  # (1797, 64) in [0, 1]
     model, scaled = train(x[:1000], y[:1000])
     _, slow = train(x[:1000], y[:1000], beta=0.999)
@@ -46,7 +46,7 @@ def main(picture: str | Path = Path(__file__).parent.parent / "method.svg") -> N
 
 
 def train(x: Tensor, y: Tensor, beta: float | None = None) -> tuple[nn.Module, list[float]]:
-    """A network, and its threshold after each step."""
+    """Train a network; return it and its threshold after each step."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 10))
     steps = EPOCHS * -(-len(x) // BATCH)
@@ -63,22 +63,22 @@ def train(x: Tensor, y: Tensor, beta: float | None = None) -> tuple[nn.Module, l
     return model, thresholds
 
 
-def draw_contributions(axes: Axes, found: Explanation) -> None:
-    """Contributions to the predicted class, from the largest on: what stays, and what is cut."""
-    c = found.contributions[found.features].numpy()  # (D,) falling
+def draw_contributions(axes: Axes, shown: Explanation) -> None:
+    """Draw the contributions to the predicted class, from the largest on: what stays, and what is truncated."""
+    c = shown.contributions[shown.features].numpy()  # (D,) falling
     places = range(1, len(c) + 1)
-    kept = c.clip(max=found.threshold)
+    kept = c.clip(max=shown.threshold)
     axes.fill_between(places, kept, step="mid", color=BLUE, linewidth=0, label="stays")
-    axes.fill_between(places, kept, c, step="mid", color=ORANGE, linewidth=0, label="is cut")
-    axes.axhline(found.threshold, color=GREY, linewidth=1)
-    axes.annotate("threshold", (len(c), found.threshold), (0, 3), textcoords="offset points", ha="right", color=GREY)
+    axes.fill_between(places, kept, c, step="mid", color=ORANGE, linewidth=0, label="is truncated")
+    axes.axhline(shown.threshold, color=GREY, linewidth=1)
+    axes.annotate("threshold", (len(c), shown.threshold), (0, 3), textcoords="offset points", ha="right", color=GREY)
     axes.set(xlabel="features d, the largest contribution first", ylabel="W[k,d] h[d]", xlim=(0, len(c) + 1))
-    axes.set_title(f"The {len(c)} contributions to the logit of class {found.predicted}, for one digit", loc="left")
+    axes.set_title(f"The {len(c)} contributions to the logit of class {shown.prediction}, for one digit", loc="left")
     axes.legend(frameon=False)
 
 
 def draw_threshold(axes: Axes, scaled: list[float], slow: list[float]) -> None:
-    """How it comes down from 1000."""
+    """Draw how the threshold comes down from 1000."""
     axes.semilogy(scaled, color=BLUE, label="total_steps is given")
     axes.semilogy(slow, color=ORANGE, label="beta = 0.999, as in a long run")
     axes.set(xlabel="training step", ylabel="threshold", xlim=(0, len(scaled)))

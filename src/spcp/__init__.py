@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0.dev0"
+__version__: str  # the installed one, see __getattr__
 
 if TYPE_CHECKING:
     from . import data as data
@@ -54,7 +54,7 @@ _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "tune": "tuning",
 }
 _MODULES = (
-    *("bank", "calibration", "config", "conformal", "contributions", "data", "detect_files", "detector", "evaluation"),
+    *("bank", "calibration", "config", "conformal", "contributions", "data", "detection", "detector", "evaluation"),
     *("experiments", "metrics", "methods", "model", "networks", "scores", "report", "runs", "training", "tuning"),
 )
 
@@ -62,6 +62,13 @@ __all__ = ["__version__", "data", *_HOME]
 
 
 def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib import metadata  # takes a while, and few ask
+
+        try:
+            return metadata.version("spcp")
+        except metadata.PackageNotFoundError:  # run from the sources, without an installation
+            return "0+unknown"
     if name in _HOME:
         value = getattr(importlib.import_module(f".{_HOME[name]}", __name__), name)
         globals()[name] = value  # asked for once
@@ -72,4 +79,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME, *_MODULES})
+    return sorted({*globals(), *__all__, *_MODULES})

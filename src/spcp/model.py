@@ -30,6 +30,7 @@ _COPIED = (
     *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
+_REFERRING = {list, tuple, dict, types.MethodType, functools.partial}  # values of attributes that may hold modules
 
 
 class ScoredModel(nn.Module):
@@ -125,11 +126,11 @@ def _view(module: M, views: dict[int, nn.Module]) -> M:
     if id(module) in views:
         return views[id(module)]  # type: ignore[return-value]
     view = views[id(module)] = object.__new__(type(module))
-    view.__dict__.update(module.__dict__)
-    view.__dict__.update({name: module.__dict__[name].copy() for name in _COPIED})
-    view.__dict__.update(training=False, _compiled_call_impl=None)
+    held = module.__dict__.copy()
+    held.update({name: held[name].copy() for name in _COPIED}, training=False, _compiled_call_impl=None)
+    object.__setattr__(view, "__dict__", held)
     for name, child in module._modules.items():
-        view._modules[name] = child if child is None else _view(child, views)
+        held["_modules"][name] = child if child is None else _view(child, views)
     return view
 
 
@@ -143,13 +144,13 @@ def _redirect(views: dict[int, nn.Module]) -> None:
             return type(value)(map(redirected, value))
         if type(value) is dict:
             return {key: redirected(item) for key, item in value.items()}
-        if isinstance(value, types.MethodType):
+        if type(value) is types.MethodType:
             return types.MethodType(value.__func__, redirected(value.__self__))
-        if isinstance(value, functools.partial):
+        if type(value) is functools.partial:
             return functools.partial(redirected(value.func), *map(redirected, value.args), **redirected(value.keywords))
         return value
 
     for view in list(views.values()):
         for name, value in view.__dict__.items():
-            if name not in _COPIED and isinstance(value, list | tuple | dict | types.MethodType | functools.partial):
+            if type(value) in _REFERRING and name not in _COPIED:
                 view.__dict__[name] = redirected(value)

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .. import __version__, progress
+from .. import progress
 from ..errors import InputError
 
 LATEST = "the latest below runs/"
@@ -77,6 +77,8 @@ app = typer.Typer(
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from .. import __version__  # which has to be looked up
+
         print(__version__)
         raise typer.Exit
 

@@ -105,9 +105,7 @@ SOURCES: dict[str, Source] = {
         flat=True,
     ),
     "cifar10c": Source(
-        (Remote(CIFAR10C, "56bf5dcef84df0e2308c6dcbcbbd8499", 2918471680, 3000000000),),
-        "CIFAR-10-C",
-        ZENODO,
+        (Remote(CIFAR10C, "56bf5dcef84df0e2308c6dcbcbbd8499", 2918471680, 3000000000),), "CIFAR-10-C", ZENODO
     ),
 }
 

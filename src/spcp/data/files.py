@@ -78,15 +78,16 @@ def _cifar_python(path: Path, hundred: bool) -> tuple[np.ndarray, np.ndarray]:
     return x, _cifar_labels(path, np.array(y), hundred)
 
 
-_CIFAR_LAYOUTS: Mapping[str, Any] = {
+_CIFAR10_TRAIN = tuple(f"data_batch_{i}" for i in range(1, 6))
+_CIFAR_LAYOUTS: Mapping[str, Any] = {  # folder: reader, training files, test files, whether it is CIFAR-100
     "cifar-10-batches-bin": (
         _cifar_binary,
-        tuple(f"data_batch_{i}.bin" for i in range(1, 6)),
+        tuple(f"{name}.bin" for name in _CIFAR10_TRAIN),
         ("test_batch.bin",),
         False,
     ),
     "cifar-100-binary": (_cifar_binary, ("train.bin",), ("test.bin",), True),
-    "cifar-10-batches-py": (_cifar_python, tuple(f"data_batch_{i}" for i in range(1, 6)), ("test_batch",), False),
+    "cifar-10-batches-py": (_cifar_python, _CIFAR10_TRAIN, ("test_batch",), False),
     "cifar-100-python": (_cifar_python, ("train",), ("test",), True),
 }
 
@@ -137,22 +138,9 @@ def read_cifar10c(folder: str | Path) -> TensorSet:
 
 
 CORRUPTIONS = (
-    "brightness",
-    "contrast",
-    "defocus_blur",
-    "elastic_transform",
-    "fog",
-    "frost",
-    "gaussian_noise",
-    "glass_blur",
-    "impulse_noise",
-    "jpeg_compression",
-    "motion_blur",
-    "pixelate",
-    "shot_noise",
-    "snow",
-    "zoom_blur",
-)
+    "brightness", "contrast", "defocus_blur", "elastic_transform", "fog", "frost", "gaussian_noise", "glass_blur",
+    "impulse_noise", "jpeg_compression", "motion_blur", "pixelate", "shot_noise", "snow", "zoom_blur",
+)  # fmt: skip
 
 
 def _load_npy(path: Path, mmap: bool = False) -> np.ndarray:

@@ -21,12 +21,7 @@ def available() -> bool:
 
 
 def crop(
-    images: Tensor,
-    index: Tensor | None,
-    windows: Tensor | None,
-    padding: int,
-    scale: Tensor,
-    shift: Tensor,
+    images: Tensor, index: Tensor | None, windows: Tensor | None, padding: int, scale: Tensor, shift: Tensor
 ) -> Tensor:
     """Return `images[index]` (B, C, H, H), each cropped at its window of the padded image, as `x * scale - shift`.
 

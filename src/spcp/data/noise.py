@@ -13,10 +13,7 @@ from .sets import OOD, TensorSet, on_cpu
 
 @on_cpu
 def noise(
-    kind: Literal["gaussian", "uniform"],
-    like: TensorSet | ImageTransform,
-    count: int = 1000,
-    seed: int = 0,
+    kind: Literal["gaussian", "uniform"], like: TensorSet | ImageTransform, count: int = 1000, seed: int = 0
 ) -> TensorSet:
     """Make noise at the resolution and with the statistics of the ID data, every sample labelled OOD.
 

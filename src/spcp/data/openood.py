@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,15 +12,31 @@ from torch import Tensor
 from .images import ImageTransform
 from .sets import DataSet, labels, rank_in_class
 
-Rule = Callable[[DataSet], Tensor]  # which samples, where there is no list
+
+class Rule(NamedTuple):
+    """Which samples of a source make a part, where there is no list."""
+
+    text: str
+    select: Callable[[DataSet], Tensor] = lambda data: torch.arange(len(data))
+
+
+ALL = Rule("all images")
+
+
+def _first(n: int) -> Rule:
+    return Rule(f"first {n}", lambda data: torch.arange(min(n, len(data))))
+
+
+def _after(n: int) -> Rule:
+    return Rule(f"all but the first {n}", lambda data: torch.arange(min(n, len(data)), len(data)))
 
 
 def _first_a_class(n: int) -> Rule:
-    return lambda data: (rank_in_class(labels(data)) < n).nonzero()[:, 0]
+    return Rule(f"first {n} a class", lambda data: (rank_in_class(labels(data)) < n).nonzero()[:, 0])
 
 
 def _after_first_a_class(n: int) -> Rule:
-    return lambda data: (rank_in_class(labels(data)) >= n).nonzero()[:, 0]
+    return Rule(f"all but the first {n} a class", lambda data: (rank_in_class(labels(data)) >= n).nonzero()[:, 0])
 
 
 # TinyImageNet's classes that CIFAR has too; OpenOOD leaves them out (and single images, which only its lists name).
@@ -39,13 +56,15 @@ def _tin(benchmark: str, validation: bool) -> Rule:
     """Take, of the classes CIFAR lacks, every seventh (in the order of their ids) for validation until there are 20."""
     shared = set(_TIN_IN_CIFAR[benchmark].split())
 
-    def rule(data: DataSet) -> Tensor:
+    def index(data: DataSet) -> Tensor:
         free = [k for k, name in enumerate(data.class_names) if name not in shared]
         chosen = set(free[::7][:20])
         wanted = chosen if validation else set(free) - chosen
         return torch.tensor([i for i, k in enumerate(labels(data).tolist()) if k in wanted])
 
-    return rule
+    return Rule(
+        f"classes that CIFAR lacks, {'20 of them for' if validation else 'without the 20 of'} OOD validation", index
+    )
 
 
 @dataclass(frozen=True)
@@ -55,9 +74,8 @@ class Part:
     source: str  # the data set it is taken from
     imglist: str  # below benchmark_imglist, without .txt
     count: int  # 0: any
+    rule: Rule = ALL  # where there is no list
     half: str = "test"  # the official half it is taken from
-    rule: Rule | None = None  # where there is no list; None takes all
-    rule_text: str = "all images"
 
 
 @dataclass(frozen=True)
@@ -76,85 +94,50 @@ class Spec:
 
 
 IMAGENET = ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), augment="resized_crop")
-_CORRUPTION_RULE = "image i under corruption i mod 15, severity 1 + (i div 15) mod 5"
-_TIN_TEXT = "classes that CIFAR lacks, {} OOD validation"
 
 
-def _imagenet(name: str, val: int, test: int, shifted: Mapping[str, tuple[str, int]]) -> Spec:
-    """Describe ImageNet or its 200 classes, which share everything but the ID images."""
-    lists = "imagenet/test_{}"
+def _by_source(*parts: Part) -> dict[str, Part]:
+    return {part.source: part for part in parts}
+
+
+def _imagenet(name: str, val: int, test: int, v2_and_c: int) -> Spec:
+    """Describe ImageNet or its 200 classes, which share the OOD data."""
+    shifted = {"imagenet_v2": ("v2", v2_and_c), "imagenet_c": ("c", v2_and_c), "imagenet_r": ("r", 30000)}
     return Spec(
         1000 if name == "imagenet" else 200,
         IMAGENET,
-        Part(name, f"{name}/train_{name}", 0, "train", rule_text="all training images"),
-        Part(name, f"{name}/val_{name}", val, "val", _first_a_class(5), "first 5 a class"),
-        Part(name, f"{name}/test_{name}", test, "val", _after_first_a_class(5), "all but the first 5 a class"),
-        {
-            "openimage_o": Part(
-                "openimage_o", "imagenet/val_openimage_o", 1763, rule=_first(1763), rule_text="first 1763"
-            )
-        },
-        {
-            "ssb_hard": Part("ssb_hard", lists.format("ssb_hard"), 49000),
-            "ninco": Part("ninco", lists.format("ninco"), 5879),
-        },
-        {
-            "inaturalist": Part("inaturalist", lists.format("inaturalist"), 10000),
-            "texture": Part("texture", lists.format("textures"), 5160),
-            "openimage_o": Part(
-                "openimage_o", lists.format("openimage_o"), 15869, rule=_after(1763), rule_text="all but the first 1763"
-            ),
-        },
-        {key: Part(key, f"{name}/{imglist}", count) for key, (imglist, count) in shifted.items()},
+        Part(name, f"{name}/train_{name}", 0, Rule("all training images"), "train"),
+        Part(name, f"{name}/val_{name}", val, _first_a_class(5), "val"),
+        Part(name, f"{name}/test_{name}", test, _after_first_a_class(5), "val"),
+        _by_source(Part("openimage_o", "imagenet/val_openimage_o", 1763, _first(1763))),
+        _by_source(Part("ssb_hard", "imagenet/test_ssb_hard", 49000), Part("ninco", "imagenet/test_ninco", 5879)),
+        _by_source(
+            Part("inaturalist", "imagenet/test_inaturalist", 10000),
+            Part("texture", "imagenet/test_textures", 5160),
+            Part("openimage_o", "imagenet/test_openimage_o", 15869, _after(1763)),
+        ),
+        {source: Part(source, f"{name}/test_{name}_{end}", count) for source, (end, count) in shifted.items()},
     )
-
-
-def _first(n: int) -> Rule:
-    return lambda data: torch.arange(min(n, len(data)))
-
-
-def _after(n: int) -> Rule:
-    return lambda data: torch.arange(min(n, len(data)), len(data))
 
 
 def _cifar(name: str, transform: ImageTransform, a_class: int, near: Part, tin: tuple[int, int], places: int) -> Spec:
     """Describe CIFAR-10 or CIFAR-100, which differ in numbers only."""
+    corrupted = Rule("image i under corruption i mod 15, severity 1 + (i div 15) mod 5")
     return Spec(
         1000 // a_class,
         transform,
-        Part(name, f"{name}/train_{name}", 50000, "train"),
-        Part(name, f"{name}/val_{name}", 1000, rule=_first_a_class(a_class), rule_text=f"first {a_class} a class"),
-        Part(
-            name,
-            f"{name}/test_{name}",
-            9000,
-            rule=_after_first_a_class(a_class),
-            rule_text=f"all but the first {a_class} a class",
+        Part(name, f"{name}/train_{name}", 50000, half="train"),
+        Part(name, f"{name}/val_{name}", 1000, _first_a_class(a_class)),
+        Part(name, f"{name}/test_{name}", 9000, _after_first_a_class(a_class)),
+        _by_source(Part("tin", f"{name}/val_tin", tin[0], _tin(name, True))),
+        _by_source(near, Part("tin", f"{name}/test_tin", tin[1], _tin(name, False))),
+        _by_source(
+            Part("mnist", f"{name}/test_mnist", 70000, half="all"),
+            Part("svhn", f"{name}/test_svhn", 26032),
+            Part("texture", f"{name}/test_texture", 5640),
+            Part("places365", f"{name}/test_places365", places),
         ),
-        {
-            "tin": Part(
-                "tin", f"{name}/val_tin", tin[0], rule=_tin(name, True), rule_text=_TIN_TEXT.format("20 of them for")
-            )
-        },
-        {
-            near.source: near,
-            "tin": Part(
-                "tin",
-                f"{name}/test_tin",
-                tin[1],
-                rule=_tin(name, False),
-                rule_text=_TIN_TEXT.format("without the 20 of"),
-            ),
-        },
-        {
-            "mnist": Part("mnist", f"{name}/test_mnist", 70000, "all"),
-            "svhn": Part("svhn", f"{name}/test_svhn", 26032),
-            "texture": Part("texture", f"{name}/test_texture", 5640),
-            "places365": Part("places365", f"{name}/test_places365", places),
-        },
-        {"cifar10c": Part("cifar10c", "cifar10/test_cifar10c", 10000, rule_text=_CORRUPTION_RULE)}
-        if name == "cifar10"
-        else {},
+        _by_source(Part("cifar10c", "cifar10/test_cifar10c", 10000, corrupted)) if name == "cifar10" else {},
     )
 
 
@@ -163,13 +146,7 @@ BENCHMARKS: Mapping[str, Spec] = {
         "cifar10",
         ImageTransform(32, 32, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
         100,
-        Part(
-            "cifar100",
-            "cifar10/test_cifar100",
-            9000,
-            rule=_after_first_a_class(10),
-            rule_text="all but the first 10 a class",
-        ),
+        Part("cifar100", "cifar10/test_cifar100", 9000, _after_first_a_class(10)),
         (1000, 7793),
         35195,
     ),
@@ -181,24 +158,6 @@ BENCHMARKS: Mapping[str, Spec] = {
         (972, 6526),
         33773,
     ),
-    "imagenet200": _imagenet(
-        "imagenet200",
-        1000,
-        9000,
-        {
-            "imagenet_v2": ("test_imagenet200_v2", 2000),
-            "imagenet_c": ("test_imagenet200_c", 2000),
-            "imagenet_r": ("test_imagenet200_r", 30000),
-        },
-    ),
-    "imagenet": _imagenet(
-        "imagenet",
-        5000,
-        45000,
-        {
-            "imagenet_v2": ("test_imagenet_v2", 10000),
-            "imagenet_c": ("test_imagenet_c", 10000),
-            "imagenet_r": ("test_imagenet_r", 30000),
-        },
-    ),
+    "imagenet200": _imagenet("imagenet200", 1000, 9000, 2000),
+    "imagenet": _imagenet("imagenet", 5000, 45000, 10000),
 }

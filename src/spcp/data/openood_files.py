@@ -11,6 +11,7 @@ import dataclasses
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -84,18 +85,8 @@ class Finder:
         exceptions = (
             {"shifted/imagenet_c": dataclasses.replace(IMAGENET, resize=224)} if "imagenet_c" in shifted else {}
         )
-        return Benchmark(
-            self.name,
-            spec.transform,
-            class_names,
-            train,
-            val,
-            test,
-            **ood,
-            shifted=shifted,
-            notes=tuple(self.notes),
-            exceptions=exceptions,
-        )
+        groups: dict[str, Any] = {**ood, "shifted": shifted, "notes": tuple(self.notes), "exceptions": exceptions}
+        return Benchmark(self.name, spec.transform, class_names, train, val, test, **groups)
 
     def imglist(self, part: Part) -> Path:
         """Return where the list of a part would be."""
@@ -150,8 +141,7 @@ class Finder:
         data = self.official(part.source, part.half)
         if data is None or (data.name == "imagenet" and not data.class_names):  # a flat folder has no labels
             return None
-        index = part.rule(data) if part.rule else torch.arange(len(data))
-        return take(data, index, split=f"spcp's split: {part.rule_text}")
+        return take(data, part.rule.select(data), split=f"spcp's split: {part.rule.text}")
 
     def official(self, source: str, half: str) -> DataSet | None:
         """Return a source from official files, read once."""

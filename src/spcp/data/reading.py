@@ -17,6 +17,11 @@ from .folders import read_folder, read_places365, read_texture, read_tin
 from .sets import LABEL_NAMES, DataSet, FileSet, ItemSet, TensorSet, on_cpu, sample_and_label, tensor_set
 
 _CIFAR_FILES = {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin", "data_batch_1", "test_batch"}
+# Files that show that official data has a training and a test half.
+_HALVES = (
+    {"train_32x32.mat", "test_32x32.mat"}, {"train.bin", "test.bin"}, {"data_batch_1.bin", "test_batch.bin"},
+    {"data_batch_1", "test_batch"}, {"meta", "train", "test"}, {"wnids.txt", "train", "val"},
+)  # fmt: skip
 _PARTS = {"train", "val", "valid", "validation", "test"}  # names of part folders
 
 
@@ -125,12 +130,5 @@ def has_halves(path: Path) -> bool:
     """Return whether official files hold a training and a test half."""
     names = {entry.name for entry in path.iterdir()}
     names |= {entry.name for entry in (path / "raw").iterdir()} if (path / "raw").is_dir() else set()
-    return (
-        {"train_32x32.mat", "test_32x32.mat"} <= names
-        or {"train.bin", "test.bin"} <= names
-        or {"data_batch_1.bin", "test_batch.bin"} <= names
-        or {"data_batch_1", "test_batch"} <= names
-        or {"meta", "train", "test"} <= names
-        or {"wnids.txt", "train", "val"} <= names
-        or all(any(name.startswith(half) and "idx3-ubyte" in name for name in names) for half in ("train", "t10k"))
-    )
+    idx = all(any(name.startswith(half) and "idx3-ubyte" in name for name in names) for half in ("train", "t10k"))
+    return idx or any(halves <= names for halves in _HALVES)

@@ -231,18 +231,8 @@ def _planar(x: Tensor) -> Tensor:
 
 # The names of samples and labels in dictionaries and in array files.
 SAMPLE_NAMES = (
-    "image",
-    "audio",
-    "images",
-    "img",
-    "pixel_values",
-    "embedding",
-    "embeddings",
-    "features",
-    "x",
-    "input",
-    "data",
-)
+    "image", "audio", "images", "img", "pixel_values", "embedding", "embeddings", "features", "x", "input", "data"
+)  # fmt: skip
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "targets", "y", "class")
 
 

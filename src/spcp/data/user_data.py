@@ -257,7 +257,8 @@ def _fitted_transform(train: DataSet, options: dict[str, Any]) -> ImageTransform
     except TypeError as error:
         fields = AudioTransform if kind == "sounds" else ImageTransform
         names = ", ".join(["size"] * (kind == "images") + [field.name for field in dataclasses.fields(fields)])
-        raise DataError(f"transform: {str(error).split('__init__() ')[-1]}; it may have {names}") from error
+        wrong = str(error).split("__init__() ")[-1].split(". Did you mean")[0]  # from Python 3.13 on, it guesses
+        raise DataError(f"transform: {wrong}; it may have {names}") from error
     if options:
         raise DataError(f"transform: {kind} are taken as they are; leave out {', '.join(options)}")
     return None

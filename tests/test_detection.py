@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import training_run
+
+from spcp import Detector, data, networks
+from spcp.detection import detect_files, find_files
+from spcp.errors import InputError
+
+
+def test_arrays_and_images(tmp_path: Path) -> None:
+    """Arrays and images, in the order they are named; what cannot be read has a problem."""
+    benchmark = training_run.benchmark()
+    torch.manual_seed(0)
+    detector = Detector(networks.cnn(4, width=4)).calibrate(benchmark.loader("val"), alpha=0.1)
+    test = benchmark.test
+    assert isinstance(test, data.TensorSet)
+    np.savez(tmp_path / "a.npz", images=test.x.permute(0, 2, 3, 1).numpy())
+    image = pytest.importorskip("PIL.Image")
+    for i in range(3):
+        image.fromarray(test.x[i, 0].numpy()).save(tmp_path / f"{i}.png")
+    (tmp_path / "1.png").write_bytes(b"damaged")
+    files = [tmp_path / "a.npz", *find_files([str(tmp_path / "*.png")])]
+    results = list(detect_files(detector, benchmark.inputs(), files))
+    expected = detector.detect(torch.cat([x for x, _ in benchmark.loader("test")]))
+    assert [result.file for result in results[:2]] == [f"{files[0]}[0]", f"{files[0]}[1]"]
+    assert [result.is_ood for result in results[:40]] == expected.is_ood.tolist()
+    assert [result.class_name for result in results[:40]] == [tuple("abcd")[k] for k in expected.predictions.tolist()]
+    assert [bool(result.problem) for result in results[40:]] == [False, True, False]
+    assert results[40].is_ood == results[0].is_ood
+    assert results[42].p_value == pytest.approx(results[2].p_value)
+    assert results[41].as_record()["is_ood"] is None
+    assert "damaged" in results[41].as_record()["problem"] or "1.png" in results[41].as_record()["problem"]
+    assert "problem" not in results[40].as_record()
+    with pytest.raises(InputError, match="there is no such file or folder"):
+        find_files([str(tmp_path / "nothing")])
