@@ -7,7 +7,6 @@ mode, its hooks and its head. So threads may share a network, and one that is be
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import types
 from typing import Any, TypeVar
@@ -20,7 +19,6 @@ from .errors import InputError
 from .fingerprint import fingerprint
 from .methods import Method
 from .methods import Outputs as Outputs
-from .networks.base import evaluating
 
 M = TypeVar("M", bound=nn.Module)
 
@@ -64,7 +62,7 @@ class ScoredModel(nn.Module):
         """Run a batch in evaluation mode; the features are what enters the classifier."""
         network, method, head = self._views()
         if method is not None:
-            return Outputs(*method.outputs(network, x))  # type: ignore[arg-type]
+            return method.outputs(network, x)  # type: ignore[arg-type]
         entered: list[Tensor] = []
         left: list[Tensor] = []
         head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]), prepend=True)
@@ -94,10 +92,6 @@ class ScoredModel(nn.Module):
     def device(self) -> torch.device:
         """Where the parameters are."""
         return next((parameter.device for parameter in self.network.parameters()), torch.device("cpu"))
-
-    def evaluating(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context with the network itself in evaluation mode and without gradients."""
-        return evaluating(self.network, self.method)
 
     def fingerprint(self) -> str:
         """Return a key of all that the outputs depend on: weights, buffers, attributes, hooks and code."""
