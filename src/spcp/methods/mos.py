@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -21,7 +22,7 @@ def group_columns(groups: Groups) -> list[slice]:
     >>> group_columns([[0, 1], [2]])
     [slice(0, 3, None), slice(3, 5, None)]
     """
-    ends = torch.tensor([len(group) + 1 for group in groups]).cumsum(0).tolist()
+    ends = accumulate(len(group) + 1 for group in groups)
     return [slice(end - len(group) - 1, end) for group, end in zip(groups, ends, strict=True)]
 
 
