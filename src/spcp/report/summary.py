@@ -40,7 +40,7 @@ def _group(score: str, subject: Arm, reference: Arm, row: SetDifference) -> str:
     if row.difference.interval is None:
         certainty = f"{test}; one seed is weak evidence, train more"
     else:
-        low, high = (100 * bound for bound in row.difference.interval)
+        low, high = (100 * end for end in row.difference.interval)
         larger = sum(value > 0 for value in seeds)
         certainty = f"larger in {larger} of {len(seeds)} seeds, 95 % interval {low:+.1f} to {high:+.1f}; {test}"
     if row.difference.verdict is Verdict.UNCLEAR:
