@@ -1,4 +1,4 @@
-"""What users hand in and cannot be used: one sentence that names the input and the cure."""
+"""The errors that users meet: one sentence that names the input, what is wrong with it, and what to do."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from types import ModuleType
 
 
 class InputError(ValueError):
-    """Something of the user's (a file, a name, a setting) cannot be used; the message says what to do."""
+    """The user's input (a file, a name, a setting) is invalid; the message says what to do."""
 
 
 class TrainingError(RuntimeError):
-    """A run that cannot go on; the message says where it stopped and what is left."""
+    """A run cannot continue; the message says where it stopped and what is left."""
 
 
 def need(module: str, package: str, extra: str = "data") -> ModuleType:
-    """Import an optional dependency, or say what to install.
+    """Import an optional dependency, or raise an error that says what to install.
 
     >>> need("json", "json").__name__
     'json'

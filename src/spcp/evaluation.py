@@ -149,9 +149,10 @@ class Evaluation:
     """A model on a benchmark: one feature bank for each set, made when it is first needed.
 
     Args:
-        model: a run, whose last weights are loaded; a `ScoredModel`; or any classifier.
+        model: a run; a `ScoredModel`; or any classifier.
         benchmark: the data, or its name; by default that of the run.
         truncate: False scores a run or a classifier as if its SPCP heads were plain linear layers.
+        which: the weights of a run, "last" or "best".
         folder: where banks are kept; by default in the user's cache folder.
         batch_size: of the pass.
     """
@@ -162,6 +163,7 @@ class Evaluation:
         benchmark: Benchmark | str | None = None,
         *,
         truncate: bool = True,
+        which: str = "last",
         folder: str | Path | None = None,
         batch_size: int = 256,
     ) -> None:
@@ -174,7 +176,7 @@ class Evaluation:
                 raise InputError(
                     f"{model.folder}: its network takes samples {expected}, but those of {data.name} are {given}"
                 )
-            model = model.load(truncate=truncate)
+            model = model.load(which, truncate=truncate)
         if data is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
         self.model = model if isinstance(model, ScoredModel) else ScoredModel(model, truncate=truncate)
@@ -347,8 +349,8 @@ def evaluate(
 ) -> Table:
     """Evaluate scores on every set of a benchmark, for a run or a model.
 
-    `search` and `full_spectrum` are those of `Evaluation.table`; `options` are `Evaluation`'s: `truncate`, `folder`,
-    `batch_size`.
+    `search` and `full_spectrum` are those of `Evaluation.table`; `options` are `Evaluation`'s: `truncate`, `which`,
+    `folder`, `batch_size`.
     """
     return Evaluation(model, benchmark, **options).table(scores, search=search, full_spectrum=full_spectrum)
 

@@ -1,7 +1,7 @@
 """The command line: `spcp`. Results go to standard output, everything else to standard error.
 
-Exit codes: 0, all is well; 1, something failed; 2, the input has to be mended. Nothing heavy is imported before a
-command runs, so that `spcp --help` answers at once.
+Exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted. Nothing heavy is imported before a command runs, so
+that `spcp --help` answers at once.
 """
 
 from __future__ import annotations
@@ -12,57 +12,57 @@ import warnings
 
 from ..errors import InputError, TrainingError
 from .app import app as app
-from .app import state
+from .app import verbosity
 
-# Each module adds its commands to the app.
-from . import learning as learning  # isort: skip
-from . import deciding as deciding  # isort: skip
-from . import showing as showing  # isort: skip
-from . import listing as listing  # isort: skip
+# Each module adds its command to the app; this is the order of `spcp --help`.
+from . import train, tune, adopt  # isort: skip  # noqa: F401
+from . import evaluate, calibrate, detect  # isort: skip  # noqa: F401
+from . import demo, report, patterns, reproduce  # isort: skip  # noqa: F401
+from . import methods, scores, data  # isort: skip  # noqa: F401
 
 
 def main() -> None:
-    """Run a command, and turn what goes wrong into a sentence and an exit code."""
+    """Run a command, and turn an exception into a message and an exit code."""
     logging.basicConfig(format="spcp: %(message)s", level=logging.WARNING)
     warnings.showwarning = _warn
     try:
         code = app(standalone_mode=False, prog_name="spcp")
     except KeyboardInterrupt:
-        _say("stopped")
+        _print_error("interrupted")
         code = 130
     except Exception as error:
-        code = _explained(error)
+        code = _report(error)
     sys.exit(code if isinstance(code, int) else 0)
 
 
-def _explained(error: Exception) -> int:
-    """Say what went wrong, and give the exit code."""
-    if state.verbose:
-        logging.getLogger("spcp").exception("what went wrong, in full:")
-    if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's own: an unknown option, a missing argument
+def _report(error: Exception) -> int:
+    """Print what went wrong, and return the exit code."""
+    if verbosity.verbose:
+        logging.getLogger("spcp").exception("traceback:")
+    if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's: an unknown option, a missing argument
         error.show(file=sys.stderr)
         return int(error.exit_code)
     if isinstance(error, InputError):
-        _say(str(error))
+        _print_error(str(error))
         return 2
     if isinstance(error, TrainingError | ImportError):
-        _say(str(error))
+        _print_error(str(error))
         return 1
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""
-        _say(f"{name}{error.strerror or error}; check the path, the rights and the free space")
+        _print_error(f"{name}{error.strerror or error}. Check the path, its permissions and the free space.")
         return 1
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", 130))
-    _say(f"{type(error).__name__}: {error}; this is a defect of spcp, --verbose shows where")
+    _print_error(f"{type(error).__name__}: {error}. This is a bug in spcp; --verbose shows the traceback.")
     return 1
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:
-    """What the user should know, as a sentence; what is for developers, on demand."""
-    if state.verbose or (issubclass(category, UserWarning) and not state.quiet):
-        _say(str(message))
+    """Print a warning as one line; those meant for developers only with --verbose."""
+    if verbosity.verbose or (issubclass(category, UserWarning) and not verbosity.quiet):
+        _print_error(str(message))
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     print(f"spcp: {text}", file=sys.stderr, flush=True)

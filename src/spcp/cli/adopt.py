@@ -1,0 +1,39 @@
+"""`spcp adopt`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from .app import command
+from .options import Alpha, check_alpha, code_name, option
+from .output import note
+from .training import calibrate_if_possible
+from .user_data import DataOptions
+
+
+@command("adopt", panel="Train")
+def adopt_command(
+    model: Annotated[str, Argument(help="package.module:function, which builds it, or model.pt2 of torch.export.")],
+    data: DataOptions,
+    weights: Annotated[Path | None, option("Its state dict as safetensors.")] = None,
+    out: Annotated[Path, option("Folder of the run.", "--out", "-o")] = Path("runs/adopted"),
+    alpha: Alpha = 0.05,
+) -> None:
+    """Make a run of a model that is already trained, and calibrate it: eval, detect, patterns and report then work.
+
+    [dim]spcp adopt mypackage.models:build --weights weights.safetensors --id photos/ --size 64
+    spcp adopt model.pt2 -b cifar10[/dim]
+    """
+    check_alpha(alpha)
+    model = code_name(model)
+    with data.described_in(out) as benchmark:
+        from ..data import load_benchmark
+        from ..runs import adopt
+
+        benchmark = benchmark or load_benchmark(data.benchmark or "digits", data.root)
+        run = adopt(model, out, benchmark, source=data.source(out), weights=weights, root=data.root)
+    note(f"run: {out}")
+    calibrate_if_possible(run, alpha)

@@ -1,0 +1,50 @@
+"""`spcp calibrate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument
+
+from .app import command
+from .options import LATEST, Alpha, Json, Model, Truncate, latest_run, open_runs, option
+from .output import note, percent, show
+
+
+@command("calibrate", panel="Detect")
+def calibrate_command(
+    run: Annotated[Path | None, Argument(help=f"Folder of a run; default: {LATEST}.", show_default=False)] = None,
+    score: Annotated[str | None, option("See `spcp scores`; default: the method's.", "--score", "-s")] = None,
+    alpha: Alpha = 0.05,
+    delta: Annotated[
+        float | None, option("Hold alpha for all but this share of calibration sets; default: on average.")
+    ] = None,
+    by_class: Annotated[bool, option("Set a threshold for each predicted class.", "--by-class")] = False,
+    search: Annotated[bool, option("Choose the score's hyperparameters first.", "--search")] = False,
+    truncate: Truncate = True,
+    model: Model = None,
+    as_json: Json = False,
+) -> None:
+    """Set the score threshold of a run on its validation data, and show the share of each test set that is flagged.
+
+    What is flagged of ID data is the false alarm rate, which alpha bounds; of OOD data, the detection rate.
+
+    [dim]spcp calibrate runs/digits-spcp-0 --alpha 0.01 --score knn[/dim]
+    """
+    from ..calibration import calibrate_run
+
+    (opened,) = open_runs([latest_run(run)], model)
+    detector, evaluation = calibrate_run(
+        opened, score, alpha=alpha, delta=delta, by_class=by_class, search=search, truncate=truncate
+    )
+    rows = []
+    tests = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/", "shifted/"))]
+    for role in ("test", *tests):
+        scores = evaluation.scores(detector.score, role)
+        flagged = detector.decide(evaluation.bank(role).predictions, scores).is_ood
+        rows.append({"dataset": role, "samples": len(flagged), "flagged": flagged.float().mean().item()})
+    show(rows, as_json, f"flagged as OOD at alpha = {alpha:g}", percent("flagged"))
+    hint = "" if tests else "; there are no OOD sets to test on (--ood)"
+    samples = len(detector.calibration_scores)
+    note(f"calibrated on {samples} validation samples{hint}; written: {opened.detector_path}")

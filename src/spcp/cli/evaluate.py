@@ -1,0 +1,58 @@
+"""`spcp eval`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from ..errors import InputError
+from .app import command
+from .options import Json, Model, Runs, Scores, Truncate, names, open_runs, option
+from .output import note, percent, show
+
+
+@command("eval", panel="Detect")
+def eval_command(
+    runs: Runs,
+    benchmark: Annotated[str | None, option("Another benchmark than the run's.", "--benchmark", "-b")] = None,
+    scores: Scores = None,
+    search: Annotated[bool, option("Choose hyperparameters on validation data first.", "--search")] = False,
+    full_spectrum: Annotated[bool, option("Count covariate-shifted sets as ID.", "--full-spectrum")] = False,
+    which: Annotated[str, option("last or best weights.")] = "last",
+    truncate: Truncate = True,
+    model: Model = None,
+    out: Annotated[Path | None, option("Write all measures to .csv, .json, .md or .tex.", "--out", "-o")] = None,
+    as_json: Json = False,
+) -> None:
+    """Evaluate every score on every OOD set, after one pass of the network over each.
+
+    [dim]spcp eval runs/digits-spcp-0
+    spcp eval runs/* -s energy,knn -o results.csv[/dim]
+    """
+    from ..evaluation import CONVENTION, evaluate
+    from ..files import written
+    from ..tables import to_csv, to_json
+
+    if which not in ("last", "best"):
+        raise InputError(f"--which {which}: must be last or best")
+    if out is not None and out.suffix not in (".csv", ".json", ".md", ".tex"):
+        raise InputError(f"{out}: must end in .csv, .json, .md or .tex")
+    opened = open_runs(runs, model)
+    if out is not None and len(opened) > 1 and out.suffix in (".md", ".tex"):
+        raise InputError(f"{out}: can hold one run only; name a .csv or .json file, or use spcp report")
+    rows: list[dict[str, Any]] = []
+    for run in opened:
+        options: Any = {"search": search, "full_spectrum": full_spectrum, "which": which, "truncate": truncate}
+        table = evaluate(run, benchmark, names(scores), **options)
+        rows += [{"run": str(run.folder), **record} for record in table.records()]
+    if out is not None:
+        text = table.markdown() if out.suffix == ".md" else table.latex() if out.suffix == ".tex" else ""
+        with written(out.expanduser()) as file:
+            file.write((text or (to_csv if out.suffix == ".csv" else to_json)(rows)).encode())
+        note(f"written: {out}")
+    keys = ("run", "score", "group", "dataset", "fpr95", "auroc")[len(opened) == 1 :]
+    shown = rows if as_json else [{key: row[key] for key in keys} for row in rows]
+    show(shown, as_json, for_people=percent("fpr95", "auroc"))
+    note(CONVENTION.removeprefix("Percent. "))  # a table on a terminal is in percent, CSV and JSON are not
+    for folder, accuracy in {row["run"]: row["accuracy"] for row in rows}.items():
+        note(f"ID accuracy {100 * accuracy:.2f} %" + (f" of {folder}" if len(opened) > 1 else ""))

@@ -1,0 +1,59 @@
+"""How commands show results (standard output) and everything else (standard error)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from ..tables import Record, cell, to_csv, to_json
+from .app import verbosity
+
+
+def note(text: str) -> None:
+    """Print something that is not a result, unless --quiet."""
+    if not verbosity.quiet:
+        print(text, file=sys.stderr, flush=True)
+
+
+def show(
+    rows: Sequence[Record], as_json: bool = False, title: str = "", for_people: Callable[[Record], Record] | None = None
+) -> None:
+    """Print rows: JSON if asked for, a table on a terminal (of `for_people(row)`), CSV elsewhere."""
+    if as_json or not sys.stdout.isatty():
+        print((to_json if as_json else to_csv)(rows), end="")
+    else:
+        _print_table([for_people(row) for row in rows] if for_people else rows, title)
+
+
+def percent(*keys: str) -> Callable[[Record], Record]:
+    """Return a function that turns fractions of a row into percent, for `show`.
+
+    >>> percent("flagged")({"dataset": "test", "flagged": 0.05})
+    {'dataset': 'test', 'flagged (%)': 5.0}
+    """
+    return lambda row: {f"{k} (%)" if k in keys else k: 100 * v if k in keys else v for k, v in row.items()}
+
+
+def _print_table(rows: Sequence[Record], title: str) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title or None, title_justify="left")
+    keys = list(dict.fromkeys(key for row in rows for key in row))
+    for key in keys:
+        numeric = all(isinstance(row.get(key), int | float | None) for row in rows)
+        table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+    for row in rows:
+        style = {"OOD": "bold yellow", "unreadable": "red"}.get(str(row.get("verdict")), "")
+        table.add_row(*(Text(_text(row.get(key))) for key in keys), style=style)
+    Console().print(table)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, float):
+        return str(cell(value))
+    if value == 0 or abs(value) >= 1:
+        return f"{value:.2f}"
+    return f"{value:.4f}" if abs(value) >= 1e-4 else f"{value:.1e}"

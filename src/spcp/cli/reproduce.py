@@ -1,0 +1,47 @@
+"""`spcp reproduce`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from typer import Argument, Option
+
+from .app import command
+from .options import Json, Root, names, option
+from .output import note, show
+
+
+@command("reproduce", panel="Report")
+def reproduce_command(
+    name: Annotated[str | None, Argument(help="Name of a table or figure; without it, all are listed.")] = None,
+    budget: Annotated[str, option("full, cpu, small or smoke.", "--budget", "-b")] = "cpu",
+    only: Annotated[str | None, option("Rows or networks, separated by commas; default: all.")] = None,
+    seeds: Annotated[int | None, Option(help="Networks of each kind; default: the budget's.", min=1)] = None,
+    root: Root = None,
+    out: Annotated[Path, option("Folder for runs and results.", "--out", "-o")] = Path("reproduce"),
+    as_json: Json = False,
+) -> None:
+    """Reproduce a table or figure of the paper: train what it needs, and compare our numbers with the paper's.
+
+    Budgets: full is the paper's setting (GPU); cpu is real data reduced to minutes a run; small is the embedded digits,
+    seconds a run; smoke only shows that it runs. Runs are shared between names, resumed after Ctrl-C, and not repeated.
+
+    [dim]spcp reproduce                            # list them
+    spcp reproduce compatibility --budget small
+    spcp reproduce cifar10 --budget full --root data[/dim]
+    """
+    from ..experiments import BUDGETS, EXPERIMENTS, reproduce
+
+    if name is None:
+        show([{"name": key, "experiment": e.title, "note": e.note} for key, e in EXPERIMENTS.items()], as_json)
+        for key, chosen in BUDGETS.items():
+            note(f"--budget {key}: {chosen.description}")
+        return
+    outcome = reproduce(name, budget, out, only=names(only), seeds=seeds, root=root, log=note)
+    show(outcome.records(), as_json, outcome.title)
+    for claim in outcome.claims:
+        note(f"{claim.support.value}: {claim.text}")
+    for finding in outcome.findings:
+        note(finding)
+    note(f"written: {out / budget / name / 'report.html'}")

@@ -1,0 +1,77 @@
+"""The options of a training, which `spcp train` and `spcp tune` share, and the calibration that follows one."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..errors import InputError
+from .options import data_option, key_values, method_option, training_option
+from .output import note
+from .user_data import DataOptions
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..runs import Run
+
+NETWORKS = "cnn, resnet18, wideresnet28, densenet100, audio_cnn, mlp, ..."
+
+
+@dataclass(frozen=True)
+class TrainingOptions:
+    """What is trained, and how."""
+
+    flip: Annotated[bool, data_option("Mirror images in training; not for text or signs.", "--flip/--no-flip")] = True
+    method: Annotated[str, method_option("See `spcp methods`.", "--method", "-m")] = "spcp"
+    option: Annotated[list[str], method_option("Option of the method or of SPCP, KEY=VALUE; may be repeated.")] = field(
+        default_factory=list
+    )
+    network: Annotated[str | None, method_option(NETWORKS, "--network", "-n")] = None
+    width: Annotated[int | None, method_option("Width of the network; default: the network's.")] = None
+    model: Annotated[str | None, method_option("Your model instead: package.module:function, which builds it.")] = None
+    weights: Annotated[Path | None, method_option("Weights to start from: safetensors, or a run.")] = None
+    epochs: Annotated[int | None, training_option("Passes over the training data.")] = None
+    batch_size: Annotated[int | None, training_option("Samples in a step.")] = None
+    lr: Annotated[float | None, training_option("Learning rate.")] = None
+    precision: Annotated[str | None, training_option("32-true, bf16-mixed or 16-mixed; default: 32-true.")] = None
+
+    def config(self, data: DataOptions, folder: Path, **changes: Any) -> Config:
+        """Return the settings of a run: the paper's for the benchmark, except what was given."""
+        from ..config import config_for
+        from ..contributions import Truncation
+
+        if self.model and self.network:
+            raise InputError("--model and --network: give one of them")
+        if self.model and self.model.endswith(".pt2"):
+            raise InputError(f"--model {self.model}: an exported program cannot be trained; spcp adopt takes it as is")
+        given = key_values(self.option)
+        changes |= {field.name: given.pop(field.name) for field in fields(Truncation) if field.name in given}
+        changes |= {key: getattr(self, key) for key in ("width", "epochs", "batch_size", "lr", "precision")}
+        changes |= {"network": self.model or self.network, "options": given}
+        changes["root"] = None if data.root is None else str(data.root)
+        changes["start"] = None if self.weights is None else str(self.weights.expanduser().resolve())
+        changes = {key: value for key, value in changes.items() if value is not None}
+        return config_for(data.source(folder), self.method, **changes)
+
+
+def calibrate_if_possible(run: Run, alpha: float) -> None:
+    """Leave a calibrated detector in the folder of a run, if there is enough validation data."""
+    from ..calibration import calibrate_run
+
+    try:
+        detector, evaluation = calibrate_run(run, alpha=alpha)
+    except InputError as error:
+        print(f"spcp: not calibrated: {error}", file=sys.stderr)
+        return
+    note(f"validation accuracy {100 * evaluation.bank('val').accuracy():.1f} %")
+    note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
+    note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")
+
+
+def model_option(config: Config) -> str:
+    """Return the option that other commands need for a run, if its network is code."""
+    from ..networks import is_code
+
+    return f" --model {config.network}" if is_code(config.network) else ""

@@ -1,0 +1,49 @@
+"""`spcp tune`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from .app import command
+from .options import Json, numbers, option
+from .output import note, percent, show
+from .training import TrainingOptions, model_option
+from .user_data import DataOptions
+
+
+@command("tune", panel="Train")
+def tune_command(
+    data: DataOptions,
+    options: TrainingOptions,
+    grid: Annotated[str | None, option("Values of rho_norm; default: 0 (no truncation), and the paper's.")] = None,
+    seeds: Annotated[str, option("Seeds to train with; the mean over them counts.")] = "0",
+    out: Annotated[Path | None, option("Folder for the runs; default: runs/DATA-METHOD-tune.", "--out", "-o")] = None,
+    as_json: Json = False,
+) -> None:
+    """Choose rho_norm by the paper's rule: ID validation against OOD validation data, or noise where there is none.
+
+    Trains a network for each value of the grid; does not repeat runs that are complete.
+
+    [dim]spcp tune -b digits --seeds 0,1,2
+    spcp tune --id photos/ --size 64 --grid 0,0.1,0.5,1[/dim]
+    """
+    folder = out or Path("runs") / f"{data.name}-{options.method}-tune"
+    chosen_seeds = numbers(seeds, "--seeds", int, "0,1,2")
+    given: Any = {} if grid is None else {"grid": numbers(grid, "--grid", float, "0.1,0.5,1")}
+    with data.described_in(folder, options.flip) as benchmark:
+        from ..tuning import run_folder, tune
+
+        config = options.config(data, folder)
+        tuning = tune(config, folder, seeds=chosen_seeds, benchmark=benchmark, **given)
+    rows = []
+    for value in dict.fromkeys(row["rho_norm"] for row in tuning.rows):
+        (auroc, deviation), (accuracy, _) = tuning.over_seeds(value), tuning.over_seeds(value, "accuracy")
+        row = {"rho_norm": value, "validation_auroc": auroc, "deviation": deviation, "validation_accuracy": accuracy}
+        rows.append(row | {"chosen": "*" if value == tuning.best else ""})
+    title = f"AUROC of {tuning.score}: validation against {tuning.ood}, {len(chosen_seeds)} seed(s)"
+    show(rows, as_json, title, percent("validation_auroc", "deviation", "validation_accuracy"))
+    if tuning.best == 0:
+        note("training without truncation is best: it separates ID from OOD validation data best")
+    best = run_folder(folder, tuning.best, chosen_seeds[0])
+    note(f"chosen: rho_norm {tuning.best:g}; to detect with its network: spcp calibrate {best}{model_option(config)}")

@@ -1,0 +1,136 @@
+"""The options that name data, and the description of a user's data in the folder of a run."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from ..errors import InputError
+from .options import Root, data_option, named_paths
+
+if TYPE_CHECKING:
+    from ..data import Benchmark
+
+BENCHMARKS = "digits, cifar10, cifar100, imagenet200, imagenet, or a TOML file."
+DESCRIPTION = "benchmark.toml"  # in the folder of a run on a user's data
+
+
+@dataclass(frozen=True)
+class DataOptions:
+    """A benchmark by name, or a user's data."""
+
+    benchmark: Annotated[str | None, data_option(BENCHMARKS, "--benchmark", "-b")] = None
+    root: Root = None
+    id_: Annotated[
+        Path | None, data_option("Your ID data: a folder with a folder for each class, or arrays.", "--id")
+    ] = None
+    ood: Annotated[list[str], data_option("OOD data to test on, NAME=PATH; may be repeated.")] = field(
+        default_factory=list
+    )
+    near: Annotated[list[str], data_option("Near-OOD data to test on, NAME=PATH; may be repeated.")] = field(
+        default_factory=list
+    )
+    ood_val: Annotated[str, data_option("OOD data for choosing settings: none, gaussian, uniform, or NAME=PATH.")] = (
+        "none"
+    )
+    size: Annotated[int | None, data_option("Height and width of the images in pixels.")] = None
+    label: Annotated[str | None, data_option("A regular expression whose group is the class in a path.")] = None
+
+    @property
+    def name(self) -> str:
+        """Return what folders of runs are named after."""
+        return self.id_.resolve().stem if self.id_ else Path(self.benchmark or "digits").stem
+
+    def source(self, folder: Path) -> str:
+        """Return what `load_benchmark` takes: a name, or the path of a description."""
+        if self.id_ is not None:
+            return str((folder / DESCRIPTION).resolve())
+        name = self.benchmark or "digits"
+        return str(Path(name).expanduser().resolve()) if name.endswith(".toml") else name
+
+    @contextlib.contextmanager
+    def described_in(self, folder: Path, flip: bool = True) -> Iterator[Benchmark | None]:
+        """Read a user's data (None: a benchmark by name), and keep its description in the folder if a run follows."""
+        text = self._description(flip)
+        if folder.exists() and not folder.is_dir():
+            raise InputError(f"{folder}: is a file; name a folder (--out)")
+        if text is None:
+            yield None
+            return
+        from ..files import written
+
+        path = folder / DESCRIPTION
+        previous = path.read_text() if path.exists() else None
+        if previous != text and (previous is not None or (folder / "config.json").exists()):
+            raise InputError(
+                f"{folder}: holds a run on other data, or with other --ood, --size, ...; choose another folder (--out)"
+            )
+        benchmark = _read(text)  # before anything is written
+        with written(path) as file:
+            file.write(text.encode())
+        try:
+            yield benchmark
+        finally:
+            if [entry.name for entry in folder.iterdir()] == [path.name]:  # there is no run
+                path.unlink()
+                folder.rmdir()
+
+    def _description(self, flip: bool) -> str | None:
+        """Return a description of a user's data as TOML, see `spcp.data.read_benchmark`; None for a benchmark."""
+        if self.id_ is None:
+            given: dict[str, Any] = {"--ood": self.ood, "--near": self.near, "--size": self.size, "--label": self.label}
+            given |= {"--no-flip": not flip, "--ood-val": self.ood_val != "none"}
+            wrong = next((option for option, value in given.items() if value), None)
+            if wrong:
+                raise InputError(f"{wrong}: applies to your data only; name it with --id")
+            return None
+        if self.benchmark is not None:
+            raise InputError("--id and --benchmark: give one of them")
+        noise = self.ood_val if self.ood_val in ("gaussian", "uniform") else None
+        ood_val = [] if noise or self.ood_val == "none" else [self.ood_val]
+        sections: dict[str, dict[str, Any]] = {
+            "id": {"path": _absolute(self.id_), "label": self.label},
+            "ood": {
+                "far": _paths(self.ood, "--ood"),
+                "near": _paths(self.near, "--near"),
+                "val": noise or _paths(ood_val, "--ood-val"),
+            },
+            "transform": {"size": self.size, "flip": None if flip else False},
+        }
+        lines = [f"name = {_toml(self.name)}"]
+        for section, values in sections.items():
+            entries = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, {})]
+            lines += [f"[{section}]", *entries] if entries else []
+        return "\n".join(lines) + "\n"
+
+
+def _read(text: str) -> Benchmark:
+    from ..data import read_benchmark
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / DESCRIPTION
+        path.write_text(text)
+        try:
+            return read_benchmark(path)
+        except InputError as error:
+            raise InputError(str(error).removeprefix(f"{path}: ")) from error
+
+
+def _absolute(path: str | Path) -> str:
+    return str(Path(path).expanduser().resolve())
+
+
+def _paths(values: list[str], option: str) -> dict[str, str]:
+    return {name: _absolute(path) for name, path in named_paths(values, option).items()}
+
+
+def _toml(value: Any) -> str:
+    """Write a value as TOML: a table inline, anything else as JSON has it."""
+    if isinstance(value, dict):
+        return f"{{ {', '.join(f'{_toml(key)} = {_toml(entry)}' for key, entry in value.items())} }}"
+    return json.dumps(value, ensure_ascii=False)

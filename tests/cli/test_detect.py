@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from . import Spcp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
+
+
+def test_detect_reads_files_folders_patterns_and_lists(run: Spcp, trained: Path, photos: Path) -> None:
+    id_, ood = photos / "id" / "left", photos / "ood"
+    result = run("detect", id_, ood, "--run", trained)
+    rows = result.rows()
+    assert result.code == 0
+    assert len(rows) == 230
+    assert {row["class"] for row in rows} <= {"left", "right"}
+    assert sum(row["is_ood"] == "true" for row in rows[:200]) <= 30  # ID: 5 % in expectation
+    for row in rows:  # which agrees with the p-value
+        assert (row["is_ood"] == "true") == (float(row["p_value"]) <= 0.05)
+    patterns = run("detect", f"{id_}/1*.png", "--run", trained).rows()
+    assert {row["file"] for row in patterns} == {
+        row["file"] for row in rows if Path(row["file"]).name.startswith("1") and "left" in row["file"]
+    }
+    listed = run("detect", "-", "--run", trained, stdin="\n".join(row["file"] for row in patterns)).rows()
+    assert listed == patterns
+    (one,) = json.loads(run("detect", id_ / "0.png", "--run", trained, "--json").out)
+    assert one["file"] == str(id_ / "0.png")
+    assert one["is_ood"] is False
+    assert one["score"] == pytest.approx(float(next(row for row in rows if row["file"] == one["file"])["score"]))
+
+
+def test_detect_needs_one_file_alone(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    """The detector's file holds everything: neither the run nor the data is needed."""
+    alone = shutil.copy(trained / "detector.safetensors", tmp_path / "mine.safetensors")
+    picture = shutil.copy(photos / "id" / "left" / "0.png", tmp_path)
+    there, here = (run("detect", picture, "--run", place).rows() for place in (trained, alone))
+    assert here == there
+
+
+def test_detect_skips_what_cannot_be_read(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    (tmp_path / "b.png").write_bytes((photos / "ood" / "0.png").read_bytes()[:50])
+    for name in ("a.png", "c.png"):
+        shutil.copy(photos / "id" / "left" / "0.png", tmp_path / name)
+    result = run("detect", tmp_path, "--run", trained)
+    assert result.code == 1
+    assert [bool(row["problem"]) for row in result.rows()] == [False, True, False]
+    assert "1 could not be read" in result.err
+    only = run("detect", tmp_path / "b.png", "--run", trained)
+    assert (only.code, only.rows()[0]["is_ood"]) == (1, "")
+
+
+def test_detect_takes_the_latest_run(
+    run: Spcp, trained: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    nothing = run("detect", photos / "ood")
+    assert nothing.code == 2
+    assert "spcp train" in nothing.err
+    shutil.copytree(trained, tmp_path / "runs" / "mine")
+    result = run("detect", photos / "ood")
+    assert result.code == 0
+    assert "run: runs/mine" in result.err
+    (tmp_path / "runs" / "mine" / "detector.safetensors").unlink()
+    bare = run("detect", photos / "ood", "--run", "runs/mine")
+    assert bare.code == 2
+    assert "spcp calibrate runs/mine" in bare.err
+    assert "no calibrated run" in run("detect", photos / "ood").err
+
+
+def test_names_and_folders_of_all_kinds(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    source = photos / "id" / "left" / "0.png"
+    for name in ("a[1].png", "b c.png", "sub/deep/d.PNG", "é.png"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, tmp_path / name)
+    rows = run("detect", tmp_path, "--run", trained).rows()
+    assert {Path(row["file"]).name for row in rows} == {"a[1].png", "b c.png", "d.PNG", "é.png"}
+    assert len({row["score"] for row in rows}) == 1
+    assert len(run("detect", f"{tmp_path}/*.png", "--run", trained).rows()) == 3
+    assert len(run("detect", tmp_path / "a[1].png", "--run", trained).rows()) == 1
+
+
+def test_arrays_are_classified_row_by_row(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    picture = photos / "id" / "left" / "0.png"
+    pixels = np.stack([np.asarray(Image.open(picture))] * 3).transpose(0, 3, 1, 2)
+    np.savez(tmp_path / "some.npz", images=pixels)
+    (tmp_path / "bad.npz").write_bytes(b"no array")
+    result = run("detect", tmp_path / "some.npz", tmp_path / "bad.npz", picture, "--run", trained)
+    rows = result.rows()
+    assert result.code == 1
+    assert [row["file"].rpartition("/")[2] for row in rows] == [
+        "some.npz[0]",
+        "some.npz[1]",
+        "some.npz[2]",
+        "bad.npz",
+        "0.png",
+    ]
+    assert [bool(row["problem"]) for row in rows] == [False, False, False, True, False]
+    assert float(rows[0]["score"]) == pytest.approx(float(rows[4]["score"]), abs=1e-5)
+
+
+def test_a_terminal_shows_id_or_ood(
+    run: Spcp, trained: Path, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "300")
+    monkeypatch.chdir(photos)
+    (tmp_path / "bad.png").write_bytes(b"")
+    rows = run("detect", "id/left", "ood", "--run", trained).rows()
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    lines = run("detect", "id/left", "ood", tmp_path / "bad.png", "--run", trained).out.splitlines()
+    verdicts = {line.split("│")[1].strip(): line.split("│")[2].strip() for line in lines if line.count("│") > 2}
+    assert all(verdicts[row["file"]] == ("OOD" if row["is_ood"] == "true" else "ID") for row in rows)
+    assert "unreadable" in verdicts.values()

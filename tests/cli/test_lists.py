@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from spcp.methods import METHODS
+from spcp.scores import SCORES
+
+from . import Spcp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
+
+
+def test_lists_are_complete(run: Spcp) -> None:
+    methods, scores = run("methods").rows(), json.loads(run("scores", "--json").out)
+    assert [row["method"] for row in methods] == list(METHODS)
+    assert [row["score"] for row in scores] == list(SCORES)
+    assert all(row["paper"] for row in scores)
+    assert "cifar10" in [row["name"] for row in run("data", "list").rows()]
+
+
+def test_what_was_not_downloaded_cannot_be_verified(run: Spcp, tmp_path: Path) -> None:
+    result = run("data", "verify", "mnist", "--root", tmp_path)
+    assert result.code == 2  # nothing was downloaded

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from spcp.data import load_benchmark
+from spcp.runs import Run, adopt
+
+from . import SMALL, TRAINING, Spcp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
+
+
+def test_a_run_holds_all_that_is_needed(trained: Path) -> None:
+    names = {path.name for path in trained.iterdir()}
+    assert {"config.json", "inputs.json", "benchmark.toml", "last.safetensors", "detector.safetensors"} <= names
+    run = Run.open(trained)
+    assert (run.config.method, run.config.truncation.rho_norm) == ("spcp", 0.3)
+    assert (run.config.network, run.config.epochs) == ("cnn", 2)
+    assert run.benchmark().class_names == ("left", "right")
+
+
+def test_the_same_command_continues(run: Spcp, trained: Path, photos: Path) -> None:
+    before = (trained / "last.safetensors").stat().st_mtime_ns
+    data = ["--id", photos / "id", "--ood", f"plain={photos / 'ood'}", "--ood-val", "gaussian"]
+    result = run("train", *data, *SMALL, "--rho-norm", 0.3, "--out", trained)
+    assert result.code == 0
+    assert (trained / "last.safetensors").stat().st_mtime_ns == before
+    other = run("train", "--id", photos / "id", *SMALL, "--out", trained)
+    assert other.code == 2
+    assert "other data" in other.err
+
+
+def test_rho_norm_follows_the_number_of_classes(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    result = run("train", "--id", photos / "id", *SMALL, "--out", tmp_path / "r")
+    assert "rho_norm: 0.2 by default" in result.err
+    assert Run.open(tmp_path / "r").config.truncation.rho_norm == 0.2
+    (tmp_path / "photos.toml").write_text(f"[id]\npath = '{photos / 'id'}'\n[transform]\nsize = 16\n")
+    assert run("train", "-b", tmp_path / "photos.toml", *TRAINING, "--out", tmp_path / "t").code == 0
+    assert Run.open(tmp_path / "t").config.truncation.rho_norm == 0.2
+
+
+def test_a_refused_command_leaves_a_run_alone(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
+    adopt("cnn", folder, load_benchmark("digits"))
+    before = sorted(path.name for path in folder.iterdir())
+    result = run("train", "--id", photos / "id", *SMALL, "--out", folder)
+    assert (result.code, "other data" in result.err) == (2, True)
+    assert sorted(path.name for path in folder.iterdir()) == before
+    (tmp_path / "file").write_text("")
+    assert "is a file" in run("train", "--id", photos / "id", *SMALL, "--out", tmp_path / "file").err
+
+
+def test_embeddings_get_a_network_that_takes_them(run: Spcp, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    y = np.arange(400) % 3
+    np.savez(tmp_path / "id.npz", embeddings=(rng.normal(size=(400, 16)) + y[:, None]).astype(np.float32), labels=y)
+    result = run("train", "--id", tmp_path / "id.npz", "--epochs", 1, "--out", tmp_path / "r")
+    assert result.code == 0, result.err
+    assert Run.open(tmp_path / "r").config.network == "mlp"
+    np.save(tmp_path / "new.npy", rng.normal(size=(5, 16)).astype(np.float32))
+    assert len(run("detect", tmp_path / "new.npy", "--run", tmp_path / "r").rows()) == 5
+
+
+def test_rho_norm_goes_with_every_method(
+    run: Spcp, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    data = ["train", "--id", photos / "id", *SMALL]
+    assert run(*data, "-m", "logitnorm", "--rho-norm", 0.2, "--option", "tau=0.1").code == 0
+    config = Run.open("runs/id-logitnorm-spcp-0").config
+    assert (config.method, config.truncation.rho_norm, config.options) == ("logitnorm", 0.2, {"tau": 0.1})
+    assert run(*data, "-m", "logitnorm").code == 0
+    assert Run.open("runs/id-logitnorm-0").config.truncation.rho_norm == 0
+    assert run(*data, "-m", "fixed", "--option", "initial_threshold=2").code == 0
+    assert Run.open("runs/id-fixed-0").config.truncation.initial_threshold == 2

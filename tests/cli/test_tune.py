@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spcp.runs import Run
+
+from . import SMALL, Spcp
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
+
+
+def test_tune_chooses_on_validation_data(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    arguments = ["tune", "--id", photos / "id", *SMALL, "--grid", "0,0.2,1", "--seeds", "0,1", "-o", tmp_path / "t"]
+    result = run(*arguments)
+    rows = result.rows()
+    assert [row["rho_norm"] for row in rows] == ["0.0", "0.2", "1.0"]
+    best = max(rows, key=lambda row: float(row["validation_auroc"]))
+    assert [row["chosen"] for row in rows] == ["*" if row is best else "" for row in rows]
+    assert f"rho_norm {float(best['rho_norm']):g}" in result.err
+    weights = list((tmp_path / "t").rglob("last.safetensors"))
+    assert len(weights) == 6
+    times = {path: path.stat().st_mtime_ns for path in weights}
+    assert run(*arguments).rows() == rows
+    assert times == {path: path.stat().st_mtime_ns for path in weights}  # nothing was trained again
+    assert Run.open(tmp_path / "t" / "rho_norm-0" / "seed-1").config.method == "plain"
