@@ -43,7 +43,7 @@ def calibrate_command(
     for role in ("test", *tests):
         scores = evaluation.scores(detector.score, role)
         flagged = detector.decide(evaluation.bank(role).predictions, scores).is_ood
-        rows.append({"dataset": role, "samples": len(flagged), "flagged": flagged.float().mean().item()})
+        rows.append({"dataset": role, "samples": len(flagged), "flagged": flagged.double().mean().item()})
     show(rows, as_json, f"flagged as OOD at alpha = {alpha:g}", percent("flagged"))
     hint = "" if tests else "; there are no OOD sets to test on (--ood)"
     samples = len(detector.calibration_scores)

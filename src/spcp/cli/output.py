@@ -27,12 +27,12 @@ def show(
 
 
 def percent(*keys: str) -> Callable[[Record], Record]:
-    """Return a function that turns fractions of a row into percent, for `show`.
+    """Return a function that writes fractions of a row in percent, for `show`.
 
-    >>> percent("flagged")({"dataset": "test", "flagged": 0.05})
-    {'dataset': 'test', 'flagged (%)': 5.0}
+    >>> percent("flagged")({"dataset": "test", "flagged": 0.005})
+    {'dataset': 'test', 'flagged (%)': '0.50'}
     """
-    return lambda row: {f"{k} (%)" if k in keys else k: 100 * v if k in keys else v for k, v in row.items()}
+    return lambda row: {f"{k} (%)" if k in keys else k: f"{100 * v:.2f}" if k in keys else v for k, v in row.items()}
 
 
 def _print_table(rows: Sequence[Record], title: str) -> None:
@@ -43,7 +43,7 @@ def _print_table(rows: Sequence[Record], title: str) -> None:
     table = Table(title=title or None, title_justify="left")
     keys = list(dict.fromkeys(key for row in rows for key in row))
     for key in keys:
-        numeric = all(isinstance(row.get(key), int | float | None) for row in rows)
+        numeric = key.endswith("(%)") or all(isinstance(row.get(key), int | float | None) for row in rows)
         table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         style = {"OOD": "bold yellow", "unreadable": "red"}.get(str(row.get("verdict")), "")

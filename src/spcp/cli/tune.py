@@ -44,6 +44,6 @@ def tune_command(
     title = f"AUROC of {tuning.score}: validation against {tuning.ood}, {len(chosen_seeds)} seed(s)"
     show(rows, as_json, title, percent("validation_auroc", "deviation", "validation_accuracy"))
     if tuning.best == 0:
-        note("training without truncation is best: it separates ID from OOD validation data best")
+        note("training without truncation separates ID from OOD validation data best")
     best = run_folder(folder, tuning.best, chosen_seeds[0])
     note(f"chosen: rho_norm {tuning.best:g}; to detect with its network: spcp calibrate {best}{model_option(config)}")
