@@ -54,9 +54,7 @@ def imports(name: str, path: Path) -> set[str]:
 def test_imports_go_to_the_left(name: str) -> None:
     room = name.split(".")[0]
     assert room in ROOMS, "a new room: say in ROOMS where it stands"
-    wrong = [
-        target for target in imports(name, MODULES[name]) if ROOMS.index(target.split(".")[0]) > ROOMS.index(room)
-    ]
+    wrong = [target for target in imports(name, MODULES[name]) if ROOMS.index(target.split(".")[0]) > ROOMS.index(room)]
     assert not wrong, f"{name} imports {', '.join(wrong)}, to its right"
 
 

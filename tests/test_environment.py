@@ -103,3 +103,22 @@ def test_bfloat16_is_not_announced(tmp_path: Path) -> None:
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_the_demo_computes_alike_on_every_processor() -> None:
+    """It limits torch to AVX2 before torch is imported, unless the user has chosen otherwise."""
+    code = """
+from spcp.cli.demo import limit_instructions
+limit_instructions()
+import torch
+print(torch.backends.cpu.get_cpu_capability())
+"""
+    free = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    for given, expected in (
+        ({}, ("AVX2", "DEFAULT", "NO AVX")),
+        ({"ATEN_CPU_CAPABILITY": "default"}, ("DEFAULT", "NO AVX")),
+    ):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env=free | given, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() in expected
