@@ -38,7 +38,7 @@ epochs, train_loader = 20, [(torch.randn(8, 4), torch.randint(3, (8,))) for _ in
 x_validation, x_new = torch.randn(100, 4), torch.randn(50, 4)
 """
 AFTER = """
-assert is_odd.shape == (50,)
+assert detection.is_ood.shape == (50,)
 for native in (spcp.contributions.native, importlib.import_module("spcp.data.native")):
     assert native.available(), f"{native.__name__}: its compiled library cannot be loaded"
 print(spcp.__file__)
@@ -128,8 +128,8 @@ def use(wheel: Path, folder: Path, demo: tuple[str, ...]) -> None:
     assert (folder / "demo" / "report" / "report.html").exists()
     (detector,) = (folder / "demo").glob("**/detector.safetensors")
     picture = shutil.copy(ROOT / "docs" / "showcase.png", folder)
-    (found,) = json.loads(run(bin / "spcp", "detect", picture, "--run", detector, "--json", cwd=folder))
-    assert found["is_ood"] in (True, False), found
+    (result,) = json.loads(run(bin / "spcp", "detect", picture, "--run", detector, "--json", cwd=folder))
+    assert result["is_ood"] in (True, False), result
 
 
 def run(*command: str | Path, cwd: Path = ROOT) -> str:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import ast
+import re
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "spcp"
+ROOT = Path(__file__).parent.parent
+SOURCE = ROOT / "src" / "spcp"
 
-# The rooms from left to right, as docs/architecture.md draws them. A module may import from its own room and from those
-# before it.
+# The rooms from left to right, as docs/architecture.md lists them from top to bottom. A module may import from its own
+# room and from those before it.
 ROOMS = (
     *("errors", "files", "tables", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
@@ -67,3 +69,15 @@ def test_no_modules_import_each_other_in_a_circle() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+def test_the_page_lists_every_file_in_this_order() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text()
+    listed = page.partition("## File by file")[2].partition("\ntests/")[0]
+    assert tuple(re.findall(r"^  (\w+)(?:/|\.py) ", listed, re.MULTILINE)) == ROOMS
+    named = set(re.findall(r"\w+\.(?:py|c|csv)\b", listed))
+    files = {path for path in SOURCE.rglob("*.*") if path.suffix in (".py", ".c", ".csv")}
+    assert named <= {path.name for path in files}
+    by_folder = ("scores", "cli")  # one file a score, one file a command
+    missing = [path for path in files if path.name not in named and path.parent.name not in by_folder]
+    assert all(path.name.startswith("__") for path in missing), missing

