@@ -50,7 +50,7 @@ def test_torchvisions_data_sets(library: Any, tmp_path: Path) -> None:
     batch = data.read_cifar(tmp_path / "cifar-10-batches-py", "test")
     numbers.data, numbers.targets = batch.x.permute(0, 2, 3, 1).numpy(), batch.y.tolist()
     numbers.transform = numbers.target_transform = None
-    numbers.classes = list(batch.classes)
+    numbers.classes = list(batch.class_names)
     ((x, y),) = data.Loader(numbers, cifar, workers=0)
     ((own_x, own_y),) = data.Loader(batch, cifar)
     assert torch.equal(x, own_x)
