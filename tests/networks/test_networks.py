@@ -20,6 +20,7 @@ from spcp.networks import (
     resnet10,
     resnet18,
     resnet18_224,
+    whitened_cnn,
     wideresnet28,
 )
 
@@ -29,6 +30,7 @@ SMALL: dict[str, tuple[Callable[[], Network], tuple[int, ...], int]] = {
     "wideresnet28": (lambda: wideresnet28(7, width=1), (3, 32, 32), 64),
     "densenet100": (lambda: densenet100(7, width=4), (3, 32, 32), 114),
     "resnet10": (lambda: resnet10(7, width=8), (3, 32, 32), 512),
+    "whitened_cnn": (lambda: whitened_cnn(7, width=8), (3, 32, 32), 64),
     "cnn": (lambda: cnn(7, width=8), (1, 28, 28), 64),
     "audio_cnn": (lambda: audio_cnn(7, width=4), (1, 40, 101), 64),
     "mlp": (lambda: mlp(7, inputs=20, width=32), (20,), 32),
@@ -129,3 +131,16 @@ def test_channels_last_changes_nothing(name: str) -> None:
     expected = network(x)
     network = network.to(memory_format=torch.channels_last)
     torch.testing.assert_close(network(x.contiguous(memory_format=torch.channels_last)), expected, atol=1e-4, rtol=1e-4)
+
+
+def test_patches_of_the_training_images_are_whitened() -> None:
+    mixing = torch.eye(3) + 0.4 * torch.randn(3, 3)
+    x = torch.einsum("cd,bdhw->bchw", mixing, torch.randn(64, 3, 32, 32))  # channels that correlate
+    network = whitened_cnn(10, width=8)
+    network.begin([(x[:40], torch.zeros(40)), (x[40:], torch.zeros(24))])
+    out = nn.functional.conv2d(x, network.whitening, stride=2)
+    half = out.shape[1] // 2
+    assert torch.equal(out[:, :half], -out[:, half:])
+    rows = out[:, :half].transpose(0, 1).flatten(1)
+    torch.testing.assert_close(rows @ rows.T / rows.shape[1], torch.eye(half), atol=0.05, rtol=0)
+    assert not network.whitening.requires_grad

@@ -12,9 +12,10 @@ from .resnet import resnet18_224 as resnet18_224
 from .small import audio_cnn as audio_cnn
 from .small import cnn as cnn
 from .small import mlp as mlp
+from .whitened import whitened_cnn as whitened_cnn
 from .wideresnet import wideresnet28 as wideresnet28
 
 NETWORKS = {  # by name, as runs are configured
     build.__name__: build
-    for build in (resnet18, resnet18_224, resnet10, wideresnet28, densenet100, cnn, audio_cnn, mlp)
+    for build in (resnet18, resnet18_224, resnet10, wideresnet28, densenet100, whitened_cnn, cnn, audio_cnn, mlp)
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,9 @@ class Network(nn.Module):
         """Return the logits (batch, K)."""
         logits: Tensor = self.classifier(self.forward_features(x))
         return logits
+
+    def begin(self, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Initialise from the training data, before a new run; `batches` of (x, y), prepared as for tests."""
 
     def get_classifier(self) -> nn.Linear:
         """Return the classifier, as timm's models do."""

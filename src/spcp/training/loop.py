@@ -130,7 +130,10 @@ def train(
     state.claim(inputs)
     fabric.barrier()
     if not state.resume(trainee, sgd, fabric.device):
-        trained.begin(net, benchmark.loader("train", batch_size=config.batch_size, device=fabric.device))
+        in_order = benchmark.loader("train", batch_size=config.batch_size, device=fabric.device)
+        if not config.start:
+            net.begin(in_order)
+        trained.begin(net, in_order)
 
     state.record_environment()
     last = config.epochs if until is None else min(config.epochs, until)
