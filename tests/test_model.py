@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from spcp import SPCPLinear, apply_spcp, methods, networks
 from spcp.errors import InputError
 from spcp.model import ScoredModel
-from spcp.networks.base import evaluating
+from spcp.contributions import evaluating
 
 
 def test_the_network_is_left_as_it_was(tmp_path: Path) -> None:
