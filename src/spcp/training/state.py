@@ -15,7 +15,7 @@ from ..config import Config
 from ..data import Inputs
 from ..environment import environment
 from ..errors import InputError, TrainingError
-from ..files import sweep, written
+from ..files import written
 from ..runs import Run, read_settings, within, write_settings
 
 
@@ -52,10 +52,8 @@ class TrainingState:
                 )
 
     def claim(self, inputs: Inputs) -> None:
-        """Write the settings into a new folder, and clean up after processes that were killed."""
+        """Write the settings into a new folder."""
         if self.writes:
-            weights = (f"{name}.safetensors" for name in ("state", "last", "best"))
-            sweep(self.folder, *weights, "metrics.jsonl", "environment.json")
             write_settings(self.folder, self.settings, inputs)
 
     def record_environment(self) -> None:
