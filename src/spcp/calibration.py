@@ -10,6 +10,7 @@ from .data import Benchmark, DataError, Inputs, Loader, take
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
+from .files import locked
 from .runs import Run
 from .scores import build_score
 
@@ -40,6 +41,20 @@ def calibrate_run(
         truncate: False scores the network as if its SPCP heads were plain linear layers.
         benchmark: instead of the run's.
     """
+    with locked(run.folder):  # nobody may train it further meanwhile
+        return _calibrate(run, score, alpha, delta, by_class, search, truncate, benchmark)
+
+
+def _calibrate(
+    run: Run,
+    score: str | None,
+    alpha: float,
+    delta: float | None,
+    by_class: bool,
+    search: bool,
+    truncate: bool,
+    benchmark: Benchmark | None,
+) -> tuple[Detector, Evaluation]:
     benchmark = benchmark or run.benchmark()
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")

@@ -88,6 +88,8 @@ def locked(folder: Path) -> Iterator[None]:
     The lock ends with the process, however that ends.
     """
     filelock = need("filelock", "filelock", "train")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder")
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"

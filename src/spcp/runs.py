@@ -22,7 +22,7 @@ from .contributions import apply_spcp
 from .data import Benchmark, Inputs, load_benchmark
 from .detector import Detector
 from .errors import InputError
-from .files import read_tensors, write_tensors, written
+from .files import locked, read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
 from .networks import Network, adapt
@@ -177,8 +177,9 @@ def adopt(
         )
     if weights is not None:
         load_weights(network, Path(weights).expanduser())
-    write_settings(folder, config.as_json(), inputs)
-    write_tensors(folder / "last.safetensors", network.state_dict())
+    with locked(folder):
+        write_settings(folder, config.as_json(), inputs)
+        write_tensors(folder / "last.safetensors", network.state_dict())
     return Run.open(folder, network=name)
 
 

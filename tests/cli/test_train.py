@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +79,25 @@ def test_rho_norm_goes_with_every_method(
     assert Run.open("runs/id-logitnorm-0").config.truncation.rho_norm == 0
     assert run(*data, "-m", "fixed", "--option", "initial_threshold=2").code == 0
     assert Run.open("runs/id-fixed-0").config.truncation.initial_threshold == 2
+
+
+def test_two_processes_do_not_train_one_run(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    """The second is told who does. A killed one blocks nobody; who only reads is not asked to wait."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    train = ["train", "--id", photos / "id", "--ood", f"plain={photos / 'ood'}", "--ood-val", "gaussian", *SMALL]
+    train += ["--rho-norm", 0.3, "--out", folder]
+    code = f"import sys; from pathlib import Path; from spcp.files import locked\nwith locked(Path({str(folder)!r})):"
+    command = [sys.executable, "-c", f"{code} print(1, flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        for arguments in (train, ["calibrate", folder]):
+            refused = run(*arguments)
+            assert (refused.code, refused.out) == (2, "")
+            assert f"process {other.pid} on " in refused.err.splitlines()[-1]
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+        assert run("detect", photos / "ood", "--run", folder).code == 0
+        other.kill()
+    assert run(*train).code == 0
+    assert not (folder / ".lock").exists()

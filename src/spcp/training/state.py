@@ -38,8 +38,6 @@ class TrainingState:
 
     def check(self) -> None:
         """Check that the folder is free, or holds a run with these settings."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise InputError(f"{self.folder}: is a file; name a folder for the run")
         if not (self.folder / "config.json").exists():
             return
         Run.open(self.folder)  # which refuses an unknown setting
