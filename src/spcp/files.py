@@ -151,8 +151,10 @@ def read_tensors(
     except Exception as error:  # a damaged header can raise anything
         raise InputError(f"{path}: not a safetensors file, or damaged ({error}); {cure}") from error
     expected = notes.pop(_CHECKSUM, None)
-    if (expected is None and ours) or expected not in (None, checksum(tensors, notes)):
-        raise InputError(f"{path}: is damaged, or was changed after it was written (checksum); {cure}")
+    if expected is None and ours:
+        raise InputError(f"{path}: was not written by spcp, or is damaged (it has no checksum); {cure}")
+    if expected not in (None, checksum(tensors, notes)):
+        raise InputError(f"{path}: is damaged, or was changed after it was written (its checksum differs); {cure}")
     return tensors, notes
 
 

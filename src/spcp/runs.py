@@ -8,9 +8,12 @@ validation), `environment.json` (versions, device, threads and instruction sets,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,15 @@ from .config import Config, build_method, build_network
 from .contributions import apply_spcp
 from .data import Benchmark, Inputs, load_benchmark
 from .detector import Detector
-from .errors import InputError
-from .files import locked, read_tensors, write_tensors, written
+from .environment import environment
+from .errors import LARGEST, InputError, Rule, check_numbers
+from .files import locked, read_json, read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
 from .networks import Network, adapt
 from .networks.adapted import Adapted
+
+_log = logging.getLogger("spcp")
 
 GIVEN = {"custom_network", "custom_method"}  # what a config file holds besides the settings
 
@@ -62,33 +68,49 @@ class Run:
         """
         folder = Path(folder).expanduser()
         settings = {key: value for key, value in read_settings(folder).items() if key not in GIVEN}
-        try:
+        with _about(folder / "config.json"):
             return cls(folder, Config.from_json(settings), network, method)
-        except InputError as error:
-            raise InputError(f"{folder / 'config.json'}: {error}") from error
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """One record an epoch: loss, accuracy, val_accuracy, lr, seconds; with truncation, threshold and truncated."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if number == len(lines):  # the copy of a disk that was full, or cut off
+                    _log.warning("%s: its last line is cut off, and left out", path)
+                    break
+                raise InputError(f"{path}: line {number} is not valid JSON ({error}); remove it") from error
+            with _about(path, f"; remove line {number}"):
+                _check_epoch(record, records)
+            records.append(record)
+        return records
 
     @property
     def environment(self) -> list[dict[str, Any]]:
         """What the run was computed with: a record for each change, with the epoch from which on it holds."""
         path = self.folder / "environment.json"
-        return json.loads(path.read_text()) if path.exists() else []
+        if not path.exists():
+            return []
+        records = read_json(path, "delete it")
+        known = environment()
+        with _about(path, "; delete it"):
+            for record in records if isinstance(records, list) else [records]:
+                if not isinstance(record, dict) or not all(type(record.get(key)) is type(known[key]) for key in known):
+                    raise InputError(f"must be a list of records with {', '.join(known)}")
+                check_numbers(record, {"epoch": (int, 0, math.inf)})
+        return list(records)
 
     @property
     def inputs(self) -> Inputs:
         """What the network expects, and what its classes are called."""
         path = self.folder / "inputs.json"
-        try:
-            return Inputs.from_json(json.loads(path.read_text()))
-        except FileNotFoundError as error:
-            raise InputError(f"{path}: there is no such file; name the folder of a run") from error
-        except ValueError as error:
-            raise InputError(f"{path}: {error}") from error
+        with _about(path):
+            return Inputs.from_json(read_json(path, "name the folder of a run"))
 
     @property
     def detector_path(self) -> Path:
@@ -123,7 +145,10 @@ class Run:
         if which == "best" and not path.exists() and (self.folder / "last.safetensors").exists():
             raise InputError(f"{self.folder}: has no best weights, because it had no validation data; take the last")
         tensors = load_weights(net, path)
-        missing, unknown = method.load_state_dict(within(tensors, "method."), strict=False)
+        try:
+            missing, unknown = method.load_state_dict(within(tensors, "method."), strict=False)
+        except RuntimeError:  # of another shape
+            missing, unknown = [], ["all"]
         if unknown or set(missing) - set(method.transient):
             raise InputError(f"{path}: its weights belong to another training method; give the one it was trained with")
         return ScoredModel(net.eval(), method.eval(), classifier="classifier", truncate=truncate)
@@ -207,8 +232,41 @@ def load_weights(network: Network, path: Path) -> dict[str, Tensor]:
             f"{path}: its weights belong to another network ({wrong[0]} differs); name the network, width and method "
             "they were trained with"
         )
-    network.load_state_dict(weights)
+    try:
+        network.load_state_dict(weights)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # what is no tensor: how a head truncates
+        raise InputError(f"{path}: is damaged ({error}); copy or train it again") from error
     return tensors
+
+
+@contextlib.contextmanager
+def _about(path: Path, cure: str = "") -> Iterator[None]:
+    """Name the file in errors about what it holds."""
+    try:
+        yield
+    except InputError as error:
+        text = str(error)
+        raise InputError(text if text.startswith(str(path)) else f"{path}: {text}{cure}") from error
+
+
+_EPOCH: Mapping[str, Rule] = {
+    "epoch": (int, 0, math.inf),
+    "loss": (float, -LARGEST, LARGEST),
+    "accuracy": (float, 0, 1),
+    "lr": (float, 0, LARGEST),
+    "seconds": (float, 0, LARGEST),
+}
+_TRUNCATING: Mapping[str, Rule] = {"threshold": (float, -math.inf, math.inf), "truncated": (float, 0, 1)}
+
+
+def _check_epoch(record: Any, before: Sequence[Mapping[str, Any]]) -> None:
+    """Raise an error for a record of the history that cannot follow those before."""
+    if not isinstance(record, dict):
+        raise InputError(f"{record!r:.60} is no record of an epoch")
+    validated = {"val_accuracy": (float, 0, 1)} if record.get("val_accuracy") is not None else {}
+    check_numbers(record, {**_EPOCH, **validated, **(_TRUNCATING if "threshold" in record else {})})
+    if before and (record.keys() != before[0].keys() or record["epoch"] <= before[-1]["epoch"]):
+        raise InputError(f"the record of epoch {record['epoch']} does not fit those before")
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -219,12 +277,10 @@ def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return what the config file of a run holds: the settings, and what `train` was given in their place."""
     path = folder / "config.json"
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file; name the folder of a run") from error
-    except ValueError as error:
-        raise InputError(f"{path}: is not valid JSON ({error}); correct it, or choose another folder") from error
+    cure = "correct it, or choose another folder" if path.exists() else "name the folder of a run"
+    settings = read_json(path, cure)
+    if not isinstance(settings, dict):
+        raise InputError(f"{path}: must hold the settings by name; {cure}")
     return settings
 
 

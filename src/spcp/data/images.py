@@ -37,7 +37,9 @@ class ImageTransform:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if not isinstance(value, list | tuple) or not all(isinstance(v, int | float) for v in value):
+            if not isinstance(value, list | tuple) or not all(
+                isinstance(v, int | float) and abs(v) < 1e9 for v in value
+            ):
                 raise DataError(f"{name} must be 1 or 3 numbers, not {value!r}")
             object.__setattr__(self, name, tuple(map(float, value)))
         for name in ("resize", "crop", "padding"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from .. import files
 from ..config import Config
 from ..data import Inputs
 from ..environment import environment
-from ..errors import InputError, TrainingError
+from ..errors import LARGEST, InputError, TrainingError, check_numbers
 from ..files import written
 from ..runs import Run, read_settings, within, write_settings
 
@@ -124,11 +125,19 @@ class TrainingState:
         path = self.folder / "state.safetensors"
         if not path.exists():
             return False
-        tensors, notes = files.read_tensors(path)
+        tensors, notes = files.read_tensors(path, ours=True, cure="delete it to train from the start")
         try:
             _restore(trainee, optimizer, within(tensors, "trainee."), within(tensors, "momentum."))
         except (RuntimeError, KeyError) as error:
             raise InputError(f"{path}: belongs to another network; build the one that the run began with") from error
+        try:
+            self._take(tensors, notes, device)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise InputError(f"{path}: is no state of a run ({error}); delete it to train from the start") from error
+        return True
+
+    def _take(self, tensors: Mapping[str, Tensor], notes: Mapping[str, str], device: torch.device) -> None:
+        """Take what the state holds besides the weights."""
         torch.set_rng_state(tensors["rng"])
         if torch.cuda.is_available() and "cuda_rng" in tensors:
             torch.cuda.set_rng_state(tensors["cuda_rng"])
@@ -137,7 +146,10 @@ class TrainingState:
         self.sums = tensors["sums"].to(device) * self.writes  # one process holds what all have summed
         self.epoch, self.step = int(notes["epoch"]), int(notes["step"])
         self.lr, self.seconds, self.best = (float(notes[key]) for key in ("lr", "seconds", "best"))
-        return True
+        whole = {"epoch": (int, 0, self.config.epochs), "step": (int, 0, math.inf)}
+        check_numbers(vars(self), {**whole, **dict.fromkeys(("lr", "seconds", "best"), (float, -1, LARGEST))})
+        if self.sums.shape != (3,) or not self.sums.isfinite().all():
+            raise ValueError("its sums are no numbers")
 
 
 def _whole(trainee: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
