@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 
 from .config import Config, build_network
-from .data import Benchmark, DataError, Inputs, Loader, take
+from .data import Benchmark, Inputs, Loader, take
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
@@ -84,7 +84,8 @@ def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Dete
     notes = read_notes(path)
     try:
         config, inputs = Config(network=notes["network"], width=notes["width"]), Inputs.from_json(notes["inputs"])
-    except (KeyError, DataError) as error:
+        config.check()
+    except (KeyError, InputError) as error:
         raise InputError(
             f"{path}: does not name its network; load it with spcp.Detector.load(path, network)"
         ) from error

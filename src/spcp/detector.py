@@ -276,7 +276,7 @@ def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     tensors, notes = read_tensors(path, ours=True, cure="calibrate it again, or get another copy")
     if "detector" not in notes:
         raise InputError(f"{path}: is not a file of a detector; name one that Detector.save wrote")
-    about = json.loads(notes["detector"])
+    about = json.loads(notes["detector"])  # valid, since the checksum is
     wrong = [key for key, kind in _ABOUT.items() if not isinstance(about.get(key), kind)]
     if wrong:
         raise InputError(f"{path}: {wrong[0]} = {about.get(wrong[0])!r:.60} is not valid; calibrate it again")

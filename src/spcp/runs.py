@@ -97,11 +97,11 @@ class Run:
         if not path.exists():
             return []
         records = read_json(path, "delete it")
-        known = environment()
+        kinds = {key: int if isinstance(value, int) else str for key, value in environment().items()}
         with _about(path, "; delete it"):
             for record in records if isinstance(records, list) else [records]:
-                if not isinstance(record, dict) or not all(type(record.get(key)) is type(known[key]) for key in known):
-                    raise InputError(f"must be a list of records with {', '.join(known)}")
+                if not isinstance(record, dict) or not all(isinstance(record.get(key), kinds[key]) for key in kinds):
+                    raise InputError(f"must be a list of records with {', '.join(kinds)}")
                 check_numbers(record, {"epoch": (int, 0, math.inf)})
         return list(records)
 
@@ -137,10 +137,11 @@ class Run:
         The paper's rule is the last: the threshold is that of the end of training. `network` and `method` are as in
         `open`; a network that is given stays as it is, and a copy gets the weights. `truncate` is as in `ScoredModel`.
         """
-        net = self._built(network)
-        method = self.method if method is None else method
-        method = build_method(self.config) if method is None else copy.deepcopy(method)
-        method.prepare(net, max(1, self.config.epochs))
+        with _about(self.folder / "config.json"):
+            net = self._built(network)
+            method = self.method if method is None else method
+            method = build_method(self.config) if method is None else copy.deepcopy(method)
+            method.prepare(net, max(1, self.config.epochs))
         path = self.folder / f"{which}.safetensors"
         if which == "best" and not path.exists() and (self.folder / "last.safetensors").exists():
             raise InputError(f"{self.folder}: has no best weights, because it had no validation data; take the last")
@@ -244,9 +245,9 @@ def _about(path: Path, cure: str = "") -> Iterator[None]:
     """Name the file in errors about what it holds."""
     try:
         yield
-    except InputError as error:
+    except (ValueError, TypeError) as error:
         text = str(error)
-        raise InputError(text if text.startswith(str(path)) else f"{path}: {text}{cure}") from error
+        raise InputError(text if text.startswith(str(path.parent)) else f"{path}: {text}{cure}") from error
 
 
 _EPOCH: Mapping[str, Rule] = {
