@@ -119,10 +119,15 @@ class Run:
 
     def benchmark(self) -> Benchmark:
         """Load the data: as the folder describes it (`benchmark.toml`), or by the name in the settings."""
-        described = self.folder / "benchmark.toml"
-        config = self.config
-        data = load_benchmark(described) if described.exists() else load_benchmark(config.benchmark, config.root)
-        return data.fewer(config.images)
+        return load_benchmark(self.description or self.config.benchmark, self.config.root).fewer(self.config.images)
+
+    @property
+    def description(self) -> Path | None:
+        """The file that describes a user's data: in the folder, or in that of the tuning that the run belongs to."""
+        named = Path(self.config.benchmark)
+        above = self.folder.absolute().parents[:2] if named.name == "benchmark.toml" else ()
+        candidates = (folder / "benchmark.toml" for folder in (self.folder, *above))
+        return next((file for file in candidates if file.exists()), named if named.suffix == ".toml" else None)
 
     def load(
         self,

@@ -44,7 +44,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     write_image(tmp_path / "a.png")
     os.mkfifo(tmp_path / "b.png")
     assert data.read_folder(tmp_path).paths == ("a.png",)
-    with pytest.raises(data.DataError, match=r"b.png: there is no such file"):
+    with pytest.raises(data.DataError, match=r"b.png: is a folder, a pipe or a device, not a file"):
         open_image(tmp_path / "b.png")
 
 

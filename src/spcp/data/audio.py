@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import DataError, need
+from .errors import DataError, check_file, need
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,7 @@ class AudioTransform:
 def read_audio(path: Path) -> tuple[Tensor, int]:
     """Read a waveform (samples,) in [-1, 1], averaged over channels, and its sample rate."""
     soundfile = need("soundfile", "soundfile")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; check the list or the folder")
+    check_file(path)
     try:
         wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (RuntimeError, OSError, ValueError) as error:

@@ -74,11 +74,14 @@ def read_folder(
 
 def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
     """Yield the paths below a folder, relative to it, in order, but no hidden ones and no links that lead back up."""
-    info = folder.stat()
-    here = (info.st_dev, info.st_ino)
-    if here in above:
-        return
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    try:
+        info = folder.stat()
+        here = (info.st_dev, info.st_ino)
+        if here in above:
+            return
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{folder}: {error.strerror}; check the path and its permissions") from error
     for entry in entries:
         if entry.name.startswith("."):
             continue

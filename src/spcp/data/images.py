@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .errors import DataError, need
+from .errors import DataError, check_file, need
 
 _LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
 
@@ -65,8 +65,8 @@ class ImageTransform:
 def open_image(source: Path | Any) -> Any:
     """Return a Pillow image, wholly decoded; a file that is truncated or is no image is a `DataError`."""
     image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
-    if isinstance(source, Path) and not source.is_file():  # a pipe would be waited for
-        raise DataError(f"{source}: there is no such file; check the list or the folder")
+    if isinstance(source, Path):
+        check_file(source)
     lenient = getattr(file_module, _LENIENT)
     setattr(file_module, _LENIENT, False)  # others may have set it, and would get a picture that ends in grey
     try:

@@ -21,7 +21,7 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..config import Config, build_method, build_network
 from ..contributions import SPCPLinear
-from ..data import Benchmark, ImageTransform, ItemSet, Loader, load_benchmark, take
+from ..data import Benchmark, ImageTransform, ItemSet, Loader, take
 from ..data.sets import labels
 from ..errors import InputError, need
 from ..files import locked
@@ -102,7 +102,7 @@ def _train(
     trained = build_method(config) if method is None else copy.deepcopy(method)
     if trained.pretrained and network is None and not config.start:
         raise InputError(f"{config.method}: needs a trained network; name a run, or its weights, in `start`")
-    benchmark = (benchmark or load_benchmark(config.benchmark, config.root)).fewer(config.images)
+    benchmark = (benchmark or Run(state.folder, config).benchmark()).fewer(config.images)
     if benchmark.train is None:
         raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)

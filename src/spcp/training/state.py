@@ -44,15 +44,20 @@ class TrainingState:
         Run.open(self.folder)  # which refuses an unknown setting
         theirs = read_settings(self.folder)
         for key in (self.settings | theirs).keys() - {"save_every", "root"}:
-            if self.settings.get(key) != theirs.get(key):
+            if _but_for_folder(key, self.settings) != _but_for_folder(key, theirs):
                 raise InputError(
                     f"{self.folder}: its run has {key} = {theirs.get(key)!r}, not {self.settings.get(key)!r}; choose "
                     "another folder"
                 )
 
     def claim(self, inputs: Inputs) -> None:
-        """Write the settings into a new folder."""
+        """Write the settings into the folder; data that was moved must still be the same."""
         if self.writes:
+            if (self.folder / "inputs.json").exists() and not Run.open(self.folder).inputs.alike(inputs):
+                raise InputError(
+                    f"{self.folder}: its run is on data with other classes, another shape, or another mean; name the "
+                    "data that it began with, or choose another folder"
+                )
             write_settings(self.folder, self.settings, inputs)
 
     def record_environment(self) -> None:
@@ -150,6 +155,12 @@ class TrainingState:
         check_numbers(vars(self), {**whole, **dict.fromkeys(("lr", "seconds", "best"), (float, -1, LARGEST))})
         if self.sums.shape != (3,) or not self.sums.isfinite().all():
             raise ValueError("its sums are no numbers")
+
+
+def _but_for_folder(key: str, settings: Mapping[str, Any]) -> Any:
+    """Return a setting; of the file that describes a user's data the name only, since folders may be moved."""
+    value: Any = settings.get(key)
+    return Path(value).name if key == "benchmark" and str(value).endswith(".toml") else value
 
 
 def _whole(trainee: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
