@@ -142,8 +142,8 @@ class Run:
         The paper's rule is the last: the threshold is that of the end of training. `network` and `method` are as in
         `open`; a network that is given stays as it is, and a copy gets the weights. `truncate` is as in `ScoredModel`.
         """
+        net = self._built(network)
         with _about(self.folder / "config.json"):
-            net = self._built(network)
             method = self.method if method is None else method
             method = build_method(self.config) if method is None else copy.deepcopy(method)
             method.prepare(net, max(1, self.config.epochs))
@@ -172,7 +172,9 @@ class Run:
             return adapt(copy.deepcopy(network))
         if network not in (None, self.config.network):
             raise InputError(f"{self.folder}: its network is {self.config.network}, not {network}; name that one")
-        return build_network(self.config, self.inputs, code=network)
+        inputs = self.inputs
+        with _about(self.folder / "config.json"):
+            return build_network(self.config, inputs, code=network)
 
 
 def adopt(
