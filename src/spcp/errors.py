@@ -23,7 +23,9 @@ class TrainingError(RuntimeError):
 def check_numbers(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
     """Raise an `InputError` for the first value that is missing, not a number, or out of its range.
 
-    >>> check_numbers({"epochs": 3}, {"epochs": (int, 1, math.inf)})
+    >>> check_numbers({"epochs": 0}, {"epochs": (int, 1, 100)})
+    Traceback (most recent call last):
+    spcp.errors.InputError: epochs = 0 must be a whole number, from 1 to 100
     """
     for name, (kind, low, high) in rules.items():
         value = values.get(name)
