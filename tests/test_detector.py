@@ -1,10 +1,14 @@
 from __future__ import annotations
 
 import itertools
+import json
+import random
+import re
 import threading
 from pathlib import Path
 from typing import Any
 
+import damage
 import pytest
 import torch
 from torch import nn
@@ -13,6 +17,7 @@ from spcp import SPCPLinear, apply_spcp, config, data, training
 from spcp.bank import FeatureBank
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
+from spcp.files import read_tensors, write_tensors
 from spcp.scores import Score, build_score
 
 
@@ -213,3 +218,56 @@ def test_threads_may_share_a_detector(score: str) -> None:
         thread.join()
     assert not wrong
     assert net.training
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    """Never another exception, never another decision: all of the file is under its checksum."""
+    net = apply_spcp(model(), rho_norm=1.0, beta=1.0, initial_threshold=0.5)
+    path = Detector(net).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    content = path.read_bytes()
+    for seed in range(200):
+        bad = damage.damaged(content, random.Random(seed))
+        path.unlink()
+        path.write_bytes(bad)
+        if bad != content:
+            with pytest.raises(InputError, match=r"d.safetensors: .*; (calibrate it again|check the path)"):
+                Detector.load(path, model())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": 2.0}, "alpha = 2.0 must be a number, from"),
+        ({"alpha": "0.05"}, "alpha = '0.05' is not valid"),
+        ({"delta": float("nan")}, "delta = nan must be"),
+        ({"by_class": True}, "its calibration scores are not those of 3 groups"),
+        ({"options": {"T": "cold"}}, "cannot be loaded"),
+        ({"method": {"name": "none"}}, "cannot be loaded"),
+        ({"classifier": "1"}, "classifier='1' is a ReLU"),
+        ({"score_thresholds": torch.tensor([float("nan")])}, "its score threshold is not finite"),
+        ({"score_thresholds": torch.tensor([-float("inf")])}, "its score threshold is not finite"),
+        ({"score_thresholds": torch.zeros(2)}, "its score threshold is not"),
+        ({"calibration_scores": torch.tensor([2.0, 1.0, *[3.0] * 97])}, "its calibration scores are not sorted"),
+        ({"calibration_scores": torch.tensor([*range(98), float("nan")])}, "its calibration scores are not sorted"),
+        ({"group_starts": torch.tensor([0, 98])}, "its calibration scores are not those of 1 groups"),
+        ({"group_starts": torch.tensor([0.0, 99.0])}, "its calibration scores are not those of 1 groups"),
+    ],
+)
+def test_what_no_calibration_gives_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """Also where the checksum is right."""
+    path = Detector(model()).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    tensors, notes = read_tensors(path)
+    tensors |= {name: value for name, value in change.items() if name in tensors}
+    about = json.loads(notes["detector"]) | {name: value for name, value in change.items() if name not in tensors}
+    path.unlink()
+    write_tensors(path, tensors, {"detector": json.dumps(about)})
+    with pytest.raises(InputError, match=rf"d.safetensors: .*{re.escape(message)}"):
+        Detector.load(path, model())
+
+
+def test_a_threshold_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    detector = Detector(model()).calibrate(torch.randn(99, 4))
+    detector.score_thresholds[0] = float("nan")
+    with pytest.raises(InputError, match="its score threshold is not finite; check the calibration data"):
+        detector.save(tmp_path / "d.safetensors")
+    assert not any(tmp_path.iterdir())

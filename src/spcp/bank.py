@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .data import Loader
-from .data.cache import cache_folder, key_of, raw
+from .data.cache import cache_folder, key_of
 from .data.prepared import content_key
 from .errors import InputError
 from .files import read_tensors, write_tensors
@@ -232,15 +231,11 @@ def _stored_as(part: Part, dtype: torch.dtype) -> Part:
 def _kept(path: Path, part: Part) -> Part:
     """Return the part from disk, or from memory where it cannot be written: the bank is a convenience."""
     try:
-        _write_shard(path, part)
+        write_tensors(path, part._asdict())
     except OSError as error:
         _log.warning("%s: cannot be written (%s); kept in memory", path, error.strerror or error)
         return part
     return _read_shard(path) or part
-
-
-def _write_shard(path: Path, part: Part) -> None:
-    write_tensors(path, part._asdict(), {"checksum": _checksum(part._asdict())})
 
 
 def _read_shard(path: Path) -> Part | None:
@@ -248,17 +243,7 @@ def _read_shard(path: Path) -> Part | None:
     if not path.exists():
         return None
     try:
-        tensors, notes = read_tensors(path)
-        if notes["checksum"] == _checksum(tensors):
-            return Part(**tensors)
-    except (InputError, KeyError):
-        pass
-    _log.warning("%s: damaged; made again", path)
-    return None
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    value = 0
-    for name in Part._fields:
-        value = zlib.crc32(raw(tensors[name]), value)
-    return f"{value:08x}"
+        return Part(**read_tensors(path, ours=True)[0])
+    except (InputError, TypeError):
+        _log.warning("%s: damaged; made again", path)
+        return None

@@ -6,10 +6,11 @@ import dataclasses
 from pathlib import Path
 
 from .config import Config, build_network
-from .data import Benchmark, DataError, Inputs, Loader, take
+from .data import Benchmark, Inputs, Loader, take
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
+from .files import locked
 from .runs import Run
 from .scores import build_score
 
@@ -40,6 +41,20 @@ def calibrate_run(
         truncate: False scores the network as if its SPCP heads were plain linear layers.
         benchmark: instead of the run's.
     """
+    with locked(run.folder):  # nobody may train it further meanwhile
+        return _calibrate(run, score, alpha, delta, by_class, search, truncate, benchmark)
+
+
+def _calibrate(
+    run: Run,
+    score: str | None,
+    alpha: float,
+    delta: float | None,
+    by_class: bool,
+    search: bool,
+    truncate: bool,
+    benchmark: Benchmark | None,
+) -> tuple[Detector, Evaluation]:
     benchmark = benchmark or run.benchmark()
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")
@@ -69,7 +84,8 @@ def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Dete
     notes = read_notes(path)
     try:
         config, inputs = Config(network=notes["network"], width=notes["width"]), Inputs.from_json(notes["inputs"])
-    except (KeyError, DataError) as error:
+        config.check()
+    except (KeyError, InputError) as error:
         raise InputError(
             f"{path}: does not name its network; load it with spcp.Detector.load(path, network)"
         ) from error

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -14,13 +16,21 @@ from torch import Tensor, nn
 from .bank import FeatureBank, batches_of, extract
 from .conformal import p_values, threshold_rank
 from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
-from .errors import InputError
+from .errors import InputError, check_numbers
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
 from .model import ScoredModel
 from .scores import SCORES, Score, build_score, name_of
 
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
+_ABOUT: Mapping[str, Any] = {  # what a file says about a detector, and of which type it is
+    **dict.fromkeys(("score", "classifier"), str),
+    **dict.fromkeys(("options", "notes"), dict),
+    **dict.fromkeys(("truncate", "by_class"), bool),
+    **dict.fromkeys(("alpha", "delta"), float | None),
+    "method": dict | None,
+}
+_SHARE = (float, math.nextafter(0, 1), math.nextafter(1, 0))  # between 0 and 1
 
 
 class Detection(NamedTuple):
@@ -185,6 +195,7 @@ class Detector(nn.Module):
             "method": _description(self.model.method),
             "notes": dict(notes or {}),
         }
+        self._check_calibration()
         transient = _transient(self.model.method)
         tensors = {name: tensor for name, tensor in self.state_dict().items() if name not in transient}
         write_tensors(path, tensors, {"detector": json.dumps(about)})
@@ -201,6 +212,18 @@ class Detector(nn.Module):
         """
         path = Path(path).expanduser()
         tensors, about = _read(path)
+        try:
+            return cls._from(path, tensors, about, network, score)
+        except InputError as error:
+            raise InputError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise InputError(f"{path}: cannot be loaded ({error}); calibrate it again") from error
+
+    @classmethod
+    def _from(
+        cls, path: Path, tensors: dict[str, Tensor], about: dict[str, Any], network: nn.Module, score: Score | None
+    ) -> Self:
+        """Make a detector of what its file holds."""
         method = _rebuilt(about["method"], network)
         name, head = find_classifier(network, about["classifier"])
         truncates = f"model.network.{name}.threshold" in tensors
@@ -223,7 +246,24 @@ class Detector(nn.Module):
             wrong = [str(error).splitlines()[1].strip()]
         if wrong:
             raise InputError(f"{path}: is for another network ({wrong[0]}); build the one it was saved with")
+        detector._check_calibration()
         return detector.to(detector.model.device).eval()
+
+    def _check_calibration(self) -> None:
+        """Raise an error where threshold and calibration scores cannot have come from `calibrate`."""
+        if self.alpha is None:
+            return
+        check_numbers(vars(self), dict.fromkeys(["alpha"] if self.delta is None else ["alpha", "delta"], _SHARE))
+        scores, starts, thresholds = (getattr(self, name).cpu() for name in _CALIBRATION)
+        groups = self.model.num_classes if self.by_class else 1
+        bounds = starts.tolist() if starts.shape == (groups + 1,) and starts.dtype == torch.int64 else [-1]
+        if bounds[0] != 0 or bounds[-1] != len(scores) or bounds != sorted(bounds):
+            raise InputError(f"its calibration scores are not those of {groups} groups; calibrate it again")
+        if thresholds.shape != (groups,) or not thresholds.isfinite().all():
+            raise InputError("its score threshold is not finite; check the calibration data, and calibrate it again")
+        within = (scores[low:high] for low, high in itertools.pairwise(bounds))
+        if scores.isnan().any() or not all(torch.equal(group, group.sort().values) for group in within):
+            raise InputError("its calibration scores are not sorted numbers; calibrate it again")
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
@@ -233,10 +273,14 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors, notes = read_tensors(path)
+    tensors, notes = read_tensors(path, ours=True, cure="calibrate it again, or get another copy")
     if "detector" not in notes:
         raise InputError(f"{path}: is not a file of a detector; name one that Detector.save wrote")
-    return tensors, json.loads(notes["detector"])
+    about = json.loads(notes["detector"])  # valid, since the checksum is
+    wrong = [key for key, kind in _ABOUT.items() if not isinstance(about.get(key), kind)]
+    if wrong:
+        raise InputError(f"{path}: {wrong[0]} = {about.get(wrong[0])!r:.60} is not valid; calibrate it again")
+    return tensors, about
 
 
 def _transient(method: Method | None) -> set[str]:

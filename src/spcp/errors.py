@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import sys
+from collections.abc import Mapping
 from types import ModuleType
+from typing import Any
+
+LARGEST = sys.float_info.max  # of finite numbers
+Rule = tuple[type, float, float]  # what a number must be: int or float, from, to
 
 
 class InputError(ValueError):
@@ -12,6 +18,22 @@ class InputError(ValueError):
 
 class TrainingError(RuntimeError):
     """A run cannot continue; the message says where it stopped and what is left."""
+
+
+def check_numbers(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Raise an `InputError` for the first value that is missing, not a number, or out of its range.
+
+    >>> check_numbers({"epochs": 0}, {"epochs": (int, 1, 100)})
+    Traceback (most recent call last):
+    spcp.errors.InputError: epochs = 0 must be a whole number, from 1 to 100
+    """
+    for name, (kind, low, high) in rules.items():
+        value = values.get(name)
+        right = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+        if not right or not low <= value <= high:  # type: ignore[operator]
+            what = "a whole number" if kind is int else "a number"
+            limit = f"at least {low:g}" if high >= LARGEST else f"from {low:g} to {high:g}"
+            raise InputError(f"{name} = {value!r:.60} must be {what}" + (f", {limit}" if low > -LARGEST else ""))
 
 
 def need(module: str, package: str, extra: str = "data") -> ModuleType:

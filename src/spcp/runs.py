@@ -8,9 +8,12 @@ validation), `environment.json` (versions, device, threads and instruction sets,
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
-from collections.abc import Mapping
+import logging
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,12 +24,15 @@ from .config import Config, build_method, build_network
 from .contributions import apply_spcp
 from .data import Benchmark, Inputs, load_benchmark
 from .detector import Detector
-from .errors import InputError
-from .files import read_tensors, write_tensors, written
+from .environment import environment
+from .errors import LARGEST, InputError, Rule, check_numbers
+from .files import locked, read_json, read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
 from .networks import Network, adapt
 from .networks.adapted import Adapted
+
+_log = logging.getLogger("spcp")
 
 GIVEN = {"custom_network", "custom_method"}  # what a config file holds besides the settings
 
@@ -62,33 +68,49 @@ class Run:
         """
         folder = Path(folder).expanduser()
         settings = {key: value for key, value in read_settings(folder).items() if key not in GIVEN}
-        try:
+        with _about(folder / "config.json"):
             return cls(folder, Config.from_json(settings), network, method)
-        except InputError as error:
-            raise InputError(f"{folder / 'config.json'}: {error}") from error
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """One record an epoch: loss, accuracy, val_accuracy, lr, seconds; with truncation, threshold and truncated."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if number == len(lines):  # the copy of a disk that was full, or cut off
+                    _log.warning("%s: its last line is cut off, and left out", path)
+                    break
+                raise InputError(f"{path}: line {number} is not valid JSON ({error}); remove it") from error
+            with _about(path, f"; remove line {number}"):
+                _check_epoch(record, records)
+            records.append(record)
+        return records
 
     @property
     def environment(self) -> list[dict[str, Any]]:
         """What the run was computed with: a record for each change, with the epoch from which on it holds."""
         path = self.folder / "environment.json"
-        return json.loads(path.read_text()) if path.exists() else []
+        if not path.exists():
+            return []
+        records = read_json(path, "delete it")
+        kinds = {key: int if isinstance(value, int) else str for key, value in environment().items()}
+        with _about(path, "; delete it"):
+            for record in records if isinstance(records, list) else [records]:
+                if not isinstance(record, dict) or not all(isinstance(record.get(key), kinds[key]) for key in kinds):
+                    raise InputError(f"must be a list of records with {', '.join(kinds)}")
+                check_numbers(record, {"epoch": (int, 0, math.inf)})
+        return list(records)
 
     @property
     def inputs(self) -> Inputs:
         """What the network expects, and what its classes are called."""
         path = self.folder / "inputs.json"
-        try:
-            return Inputs.from_json(json.loads(path.read_text()))
-        except FileNotFoundError as error:
-            raise InputError(f"{path}: there is no such file; name the folder of a run") from error
-        except ValueError as error:
-            raise InputError(f"{path}: {error}") from error
+        with _about(path):
+            return Inputs.from_json(read_json(path, "name the folder of a run"))
 
     @property
     def detector_path(self) -> Path:
@@ -97,10 +119,15 @@ class Run:
 
     def benchmark(self) -> Benchmark:
         """Load the data: as the folder describes it (`benchmark.toml`), or by the name in the settings."""
-        described = self.folder / "benchmark.toml"
-        config = self.config
-        data = load_benchmark(described) if described.exists() else load_benchmark(config.benchmark, config.root)
-        return data.fewer(config.images)
+        return load_benchmark(self.description or self.config.benchmark, self.config.root).fewer(self.config.images)
+
+    @property
+    def description(self) -> Path | None:
+        """The file that describes a user's data: in the folder, or in that of the tuning that the run belongs to."""
+        named = Path(self.config.benchmark)
+        above = self.folder.absolute().parents[:2] if named.name == "benchmark.toml" else ()
+        candidates = (folder / "benchmark.toml" for folder in (self.folder, *above))
+        return next((file for file in candidates if file.exists()), named if named.suffix == ".toml" else None)
 
     def load(
         self,
@@ -116,14 +143,18 @@ class Run:
         `open`; a network that is given stays as it is, and a copy gets the weights. `truncate` is as in `ScoredModel`.
         """
         net = self._built(network)
-        method = self.method if method is None else method
-        method = build_method(self.config) if method is None else copy.deepcopy(method)
-        method.prepare(net, max(1, self.config.epochs))
+        with _about(self.folder / "config.json"):
+            method = self.method if method is None else method
+            method = build_method(self.config) if method is None else copy.deepcopy(method)
+            method.prepare(net, max(1, self.config.epochs))
         path = self.folder / f"{which}.safetensors"
         if which == "best" and not path.exists() and (self.folder / "last.safetensors").exists():
             raise InputError(f"{self.folder}: has no best weights, because it had no validation data; take the last")
         tensors = load_weights(net, path)
-        missing, unknown = method.load_state_dict(within(tensors, "method."), strict=False)
+        try:
+            missing, unknown = method.load_state_dict(within(tensors, "method."), strict=False)
+        except RuntimeError:  # of another shape
+            missing, unknown = [], ["all"]
         if unknown or set(missing) - set(method.transient):
             raise InputError(f"{path}: its weights belong to another training method; give the one it was trained with")
         return ScoredModel(net.eval(), method.eval(), classifier="classifier", truncate=truncate)
@@ -141,7 +172,9 @@ class Run:
             return adapt(copy.deepcopy(network))
         if network not in (None, self.config.network):
             raise InputError(f"{self.folder}: its network is {self.config.network}, not {network}; name that one")
-        return build_network(self.config, self.inputs, code=network)
+        inputs = self.inputs
+        with _about(self.folder / "config.json"):
+            return build_network(self.config, inputs, code=network)
 
 
 def adopt(
@@ -177,8 +210,9 @@ def adopt(
         )
     if weights is not None:
         load_weights(network, Path(weights).expanduser())
-    write_settings(folder, config.as_json(), inputs)
-    write_tensors(folder / "last.safetensors", network.state_dict())
+    with locked(folder):
+        write_settings(folder, config.as_json(), inputs)
+        write_tensors(folder / "last.safetensors", network.state_dict())
     return Run.open(folder, network=name)
 
 
@@ -206,8 +240,41 @@ def load_weights(network: Network, path: Path) -> dict[str, Tensor]:
             f"{path}: its weights belong to another network ({wrong[0]} differs); name the network, width and method "
             "they were trained with"
         )
-    network.load_state_dict(weights)
+    try:
+        network.load_state_dict(weights)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # what is no tensor: how a head truncates
+        raise InputError(f"{path}: is damaged ({error}); copy or train it again") from error
     return tensors
+
+
+@contextlib.contextmanager
+def _about(path: Path, cure: str = "") -> Iterator[None]:
+    """Name the file in errors about what it holds."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        raise InputError(text if text.startswith(str(path.parent)) else f"{path}: {text}{cure}") from error
+
+
+_EPOCH: Mapping[str, Rule] = {
+    "epoch": (int, 0, math.inf),
+    "loss": (float, -LARGEST, LARGEST),
+    "accuracy": (float, 0, 1),
+    "lr": (float, 0, LARGEST),
+    "seconds": (float, 0, LARGEST),
+}
+_TRUNCATING: Mapping[str, Rule] = {"threshold": (float, -math.inf, math.inf), "truncated": (float, 0, 1)}
+
+
+def _check_epoch(record: Any, before: Sequence[Mapping[str, Any]]) -> None:
+    """Raise an error for a record of the history that cannot follow those before."""
+    if not isinstance(record, dict):
+        raise InputError(f"{record!r:.60} is no record of an epoch")
+    validated = {"val_accuracy": (float, 0, 1)} if record.get("val_accuracy") is not None else {}
+    check_numbers(record, {**_EPOCH, **validated, **(_TRUNCATING if "threshold" in record else {})})
+    if before and (record.keys() != before[0].keys() or record["epoch"] <= before[-1]["epoch"]):
+        raise InputError(f"the record of epoch {record['epoch']} does not fit those before")
 
 
 def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -218,12 +285,10 @@ def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return what the config file of a run holds: the settings, and what `train` was given in their place."""
     path = folder / "config.json"
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file; name the folder of a run") from error
-    except ValueError as error:
-        raise InputError(f"{path}: is not valid JSON ({error}); correct it, or choose another folder") from error
+    cure = "correct it, or choose another folder" if path.exists() else "name the folder of a run"
+    settings = read_json(path, cure)
+    if not isinstance(settings, dict):
+        raise InputError(f"{path}: must hold the settings by name; {cure}")
     return settings
 
 

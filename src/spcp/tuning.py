@@ -10,11 +10,12 @@ from typing import Any
 
 from .config import GRID, Config, build_method
 from .contributions import Truncation
-from .data import Benchmark, load_benchmark
+from .data import Benchmark
 from .errors import InputError
 from .evaluation import Evaluation
 from .methods import TRUNCATING
 from .metrics import mean_and_deviation
+from .runs import Run
 from .training import train
 
 
@@ -57,7 +58,7 @@ def tune(
     """
     if config.method == "plain":
         raise InputError("plain: has no rho_norm to tune; choose spcp, or another method")
-    benchmark = benchmark or load_benchmark(config.benchmark, config.root)
+    benchmark = benchmark or Run(Path(folder).expanduser(), config).benchmark()
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation set to tune on; give it one (val)")
     values = [value for value in grid if 0 <= value <= len(benchmark.class_names)]

@@ -25,3 +25,6 @@ def test_tune_chooses_on_validation_data(run: Spcp, photos: Path, tmp_path: Path
     assert run(*arguments).rows() == rows
     assert times == {path: path.stat().st_mtime_ns for path in weights}  # nothing was trained again
     assert Run.open(tmp_path / "t" / "rho_norm-0" / "seed-1").config.method == "plain"
+    (tmp_path / "t").rename(tmp_path / "moved")
+    moved = Run.open(tmp_path / "moved" / "rho_norm-0" / "seed-1")
+    assert moved.benchmark().class_names == ("left", "right")  # described in the folder of the tuning

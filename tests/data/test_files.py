@@ -153,7 +153,7 @@ def test_cifar_elsewhere(tmp_path: Path) -> None:
         data.read_cifar(tmp_path, "test")
     write_cifar10_binary(tmp_path / "c")
     (tmp_path / "c" / "data_batch_3.bin").unlink()
-    with pytest.raises(data.DataError, match=r"data_batch_3.bin: No such file"):
+    with pytest.raises(data.DataError, match=r"data_batch_3.bin: there is no such file"):
         data.read_cifar(tmp_path / "c", "train")
     with pytest.raises(data.DataError, match="split must be"):
         data.read_cifar(tmp_path / "c", "val")  # type: ignore[arg-type]
@@ -320,4 +320,4 @@ def test_damaged_arrays(tmp_path: Path) -> None:
     fails("a.npz: cannot be read")
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 30)
     fails("a.safetensors: (damaged|cannot)", "a.safetensors")
-    fails("No such file", "b.npz")
+    fails("there is no such file", "b.npz")

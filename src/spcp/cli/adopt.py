@@ -11,7 +11,7 @@ from .app import command
 from .options import Alpha, check_alpha, code_name, option
 from .output import note
 from .training import calibrate_if_possible
-from .user_data import DataOptions
+from .user_data import DESCRIPTION, DataOptions
 
 
 @command("adopt", panel="Train")
@@ -34,6 +34,7 @@ def adopt_command(
         from ..runs import adopt
 
         benchmark = benchmark or load_benchmark(data.benchmark or "digits", data.root)
-        run = adopt(model, out, benchmark, source=data.source(out), weights=weights, root=data.root)
+        source = DESCRIPTION if data.id_ else data.source(out)
+        run = adopt(model, out, benchmark, source=source, weights=weights, root=data.root)
     note(f"run: {out}")
     calibrate_if_possible(run, alpha)

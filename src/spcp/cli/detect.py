@@ -29,7 +29,7 @@ def detect_command(
     """Classify each file, and tell whether it is OOD.
 
     The p-value is the share of ID samples that score at most as high as the file: a small one speaks for OOD. Prints a
-    table on a terminal, CSV in a pipe. Exit code 1 if a file cannot be read; the others are classified.
+    table on a terminal, CSV in a pipe. A file that cannot be read has a row with the problem, and the exit code is 1.
 
     [dim]spcp detect photo.jpg holiday/ 'scans/**/*.png'
     find . -name '*.png' | spcp detect - --json | jq '.[] | select(.is_ood)'[/dim]

@@ -24,7 +24,7 @@ def train_command(
 ) -> None:
     """Train a network, or continue its training, and calibrate it on its validation data.
 
-    The same command continues a run that was interrupted (Ctrl-C).
+    The same command continues a run that was interrupted (Ctrl-C); if folders were moved, with their new paths.
 
     [dim]spcp train                                            # SPCP on the embedded digits
     spcp train -b cifar10 -m logitnorm --rho-norm 0.5

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import InputError
+from ..progress import printable
 from .options import data_option, key_values, method_option, training_option
 from .output import note
-from .user_data import DataOptions
+from .user_data import DESCRIPTION, DataOptions
 
 if TYPE_CHECKING:
     from ..config import Config
@@ -53,7 +54,8 @@ class TrainingOptions:
         changes["root"] = None if data.root is None else str(data.root)
         changes["start"] = None if self.weights is None else str(self.weights.expanduser().resolve())
         changes = {key: value for key, value in changes.items() if value is not None}
-        return config_for(data.source(folder), self.method, **changes)
+        config = config_for(data.source(folder), self.method, **changes)
+        return replace(config, benchmark=DESCRIPTION) if data.id_ else config
 
 
 def calibrate_if_possible(run: Run, alpha: float) -> None:
@@ -63,7 +65,7 @@ def calibrate_if_possible(run: Run, alpha: float) -> None:
     try:
         detector, evaluation = calibrate_run(run, alpha=alpha)
     except InputError as error:
-        print(f"spcp: not calibrated: {error}", file=sys.stderr)
+        print(printable(f"spcp: not calibrated: {error}"), file=sys.stderr)
         return
     note(f"validation accuracy {100 * evaluation.bank('val').accuracy():.1f} %")
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import DataError, need
+from .errors import DataError, check_file, need
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,10 @@ class AudioTransform:
             isinstance(v, int | float) for v in (self.seconds, self.window, self.hop, self.mean, self.std)
         ):
             raise DataError(f"{self}: sample_rate and mels must be positive whole numbers, the rest numbers")
-        if self.samples < self.window_samples or self.hop_samples < 1 or self.std <= 0:
+        finite = all(abs(value) < 1e9 for value in vars(self).values())
+        if not finite or self.samples > 1e9 or self.mels * self.window_samples > 1e8:
+            raise DataError(f"{self}: is too large to compute; take smaller numbers")
+        if self.samples < self.window_samples or self.hop_samples < 1 or not self.std > 0:
             raise DataError(f"{self}: the length must hold a window, and rate, hop and std must be positive")
         empty = int((mel_filters(self).sum(1) == 0).sum())
         if empty:
@@ -66,8 +69,7 @@ class AudioTransform:
 def read_audio(path: Path) -> tuple[Tensor, int]:
     """Read a waveform (samples,) in [-1, 1], averaged over channels, and its sample rate."""
     soundfile = need("soundfile", "soundfile")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; check the list or the folder")
+    check_file(path)
     try:
         wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
     except (RuntimeError, OSError, ValueError) as error:

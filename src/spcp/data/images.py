@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .errors import DataError, need
+from .errors import DataError, check_file, need
 
 _LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
 
@@ -37,7 +37,9 @@ class ImageTransform:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if not isinstance(value, list | tuple) or not all(isinstance(v, int | float) for v in value):
+            if not isinstance(value, list | tuple) or not all(
+                isinstance(v, int | float) and abs(v) < 1e9 for v in value
+            ):
                 raise DataError(f"{name} must be 1 or 3 numbers, not {value!r}")
             object.__setattr__(self, name, tuple(map(float, value)))
         for name in ("resize", "crop", "padding"):
@@ -63,8 +65,8 @@ class ImageTransform:
 def open_image(source: Path | Any) -> Any:
     """Return a Pillow image, wholly decoded; a file that is truncated or is no image is a `DataError`."""
     image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
-    if isinstance(source, Path) and not source.is_file():  # a pipe would be waited for
-        raise DataError(f"{source}: there is no such file; check the list or the folder")
+    if isinstance(source, Path):
+        check_file(source)
     lenient = getattr(file_module, _LENIENT)
     setattr(file_module, _LENIENT, False)  # others may have set it, and would get a picture that ends in grey
     try:

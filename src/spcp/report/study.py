@@ -232,9 +232,8 @@ def _shared(runs: Sequence[Run]) -> Benchmark:
 
 
 def _description(run: Run) -> tuple[str | None, ...]:
-    config, described = run.config, run.folder / "benchmark.toml"
-    file = described if described.exists() else Path(config.benchmark)
-    return (file.read_text(),) if file.suffix == ".toml" and file.exists() else (config.benchmark, config.root)
+    file = run.description
+    return (file.read_text(),) if file and file.exists() else (run.config.benchmark, run.config.root)
 
 
 def _checked(data: Benchmark) -> tuple[Benchmark, tuple[str, ...]]:
