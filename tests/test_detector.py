@@ -1,10 +1,17 @@
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
 import json
+import os
 import random
 import re
+import subprocess
+import sys
 import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +20,13 @@ import pytest
 import torch
 from torch import nn
 
-from spcp import SPCPLinear, apply_spcp, config, data, training
+from spcp import SPCPLinear, apply_spcp, config, data, remove_spcp, training
 from spcp.bank import FeatureBank
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
 from spcp.files import read_tensors, write_tensors
-from spcp.scores import Score, build_score
+from spcp.model import ScoredModel
+from spcp.scores import SCORES, Score, build_score
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -197,27 +205,145 @@ def test_exports_as_it_detects(score: str, truncate: bool) -> None:
     assert torch.equal(is_ood, expected.is_ood)
 
 
-@pytest.mark.parametrize("score", ["energy", "dice", "odin", "two-views"])
-def test_threads_may_share_a_detector(score: str) -> None:
-    net = apply_spcp(model(), rho_norm=1.0, total_steps=5)
+class Layered(nn.Module):
+    """Has what evaluation mode changes: BatchNorm, dropout, and a head that truncates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5))
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x))
+
+
+def in_training(hooked: bool) -> Layered:
+    """A network in the middle of its training."""
+    torch.manual_seed(0)
+    net = apply_spcp(Layered(), rho_norm=0.3, total_steps=5)
     for _ in range(5):
         net(torch.randn(64, 4))
-    detector = Detector(net, score).fit([(torch.randn(300, 4), torch.randint(3, (300,)))]).calibrate(torch.randn(99, 4))
-    inputs = [torch.randn(16, 4) for _ in range(8)]
-    expected, wrong = [detector.detect(x) for x in inputs], []
+    if hooked:
+        net.fc.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1.5,))
+        net.fc.register_forward_hook(lambda module, inputs, output: output + 0.25)
+        net.body.register_forward_hook(lambda module, inputs, output: output + 0.125)
+    return net.train()
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("name", SCORES)
+def test_threads_may_share_a_detector(name: str, hooked: bool) -> None:
+    """Also one whose network is in training: nothing of it changes, and the scores are those of evaluation mode."""
+    net = in_training(hooked)
+    options = {"groups": [[0, 1]]} if name == "mos" else {}
+    detector = Detector(net, build_score(name, **options))
+    detector.fit([(torch.randn(300, 4), torch.randint(3, (300,)))]).calibrate(torch.randn(99, 4))
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    inputs, results = [torch.randn(16, 4) for _ in range(8)], [[] for _ in range(8)]  # type: ignore[var-annotated]
+    expected = [detector.detect(x) for x in inputs]
 
     def work(i: int) -> None:
-        for _ in range(20):
-            if not all(map(torch.equal, detector.detect(inputs[i]), expected[i])):
-                wrong.append(i)
+        results[i] += [detector.detect(inputs[i]) for _ in range(10)]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
-    assert net.training
+    assert [len(each) for each in results] == [10] * 8  # no thread ended in an exception
+    for each, one in zip(results, expected, strict=True):
+        assert all(torch.equal(*pair) for result in each for pair in zip(result, one, strict=True))
+    assert all(module.training for module in net.modules())
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert len(net.fc._forward_hooks) == len(net.fc._forward_pre_hooks) == int(hooked)
+    evaluating = Detector(copy.deepcopy(net).eval(), detector.score)
+    assert all(torch.equal(evaluating.scores(x)[1], one.scores) for x, one in zip(inputs, expected, strict=True))
+
+
+def test_changes_of_the_network_between_two_calls_count() -> None:
+    net, x = in_training(hooked=False), torch.randn(8, 4)
+    detector = Detector(net).calibrate(torch.randn(99, 4))
+    detector.detect(x)
+
+    def anew() -> torch.Tensor:
+        return Detector(copy.deepcopy(net).eval()).scores(x)[1]
+
+    def changes() -> Iterator[None]:
+        with torch.no_grad():
+            net.fc.weight.mul_(2.0)
+            yield
+            net.body[1].running_mean.add_(1.0)
+            yield
+            net.fc.threshold.fill_(0.05)
+            yield
+        net.body[0] = nn.Linear(4, 16)
+        yield
+        net.body[2] = nn.Tanh()
+        yield
+        net.body[0].weight = nn.Parameter(torch.randn(16, 4))
+        yield
+        net.body[1].eps = 1.0
+        yield
+        net.body.append(nn.Softplus())
+        yield
+        remove_spcp(net)
+        yield
+        net.load_state_dict({key: value + 0.01 for key, value in net.state_dict().items()})
+        yield
+
+    last = detector.scores(x)[1]
+    for _ in changes():
+        assert torch.equal(detector.scores(x)[1], anew())
+        assert not torch.equal(last, anew())
+        last = anew()
+        net.train(not net.training)
+        assert torch.equal(detector.scores(x)[1], last)
+
+
+def test_what_a_view_held_is_freed_at_once() -> None:
+    """Views refer to the network's tensors: none may wait for the garbage collector."""
+    model = ScoredModel(Layered())
+    gc.disable()
+    try:
+        view = weakref.ref(model.head)
+        assert view() is None
+    finally:
+        gc.enable()
+
+
+FORK = """
+import os, signal, sys, threading, warnings
+import torch
+from spcp import Detector, networks
+warnings.simplefilter("ignore")
+torch.set_num_threads(2)
+detector = Detector(networks.cnn(100, width=8)).calibrate(torch.randn(99, 1, 12, 12))
+x = torch.randn(128, 1, 12, 12)
+expected, stop = detector.detect(x).scores, threading.Event()
+def work():
+    while not stop.is_set():
+        detector.detect(x)
+        Detector(networks.mlp(3, inputs=4, width=4))
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads: thread.start()
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        again = Detector(detector.model.network).calibrate(torch.randn(99, 1, 12, 12)).detect(x)
+        os._exit(0 if torch.allclose(detector.detect(x).scores, expected) and len(again.scores) == 128 else 1)
+    ended = os.waitpid(child, 0)[1]
+    if ended: break
+stop.set()
+for thread in threads: thread.join()
+sys.exit(ended and 1)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_process_whose_threads_detect_does_not_hang() -> None:
+    environment = dict(os.environ, OMP_NUM_THREADS="2")
+    assert subprocess.run([sys.executable, "-c", FORK], env=environment, timeout=300).returncode == 0
 
 
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:

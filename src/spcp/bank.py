@@ -30,6 +30,7 @@ from .progress import track
 _log = logging.getLogger("spcp")
 
 SHARD = 8192  # rows
+BATCH = 256  # inputs that are passed through the network at once
 
 
 class Part(NamedTuple):
@@ -141,7 +142,7 @@ class FeatureBank:
         return self._percentiles[percent]
 
 
-def batches_of(data: Any, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and labels (-1 for none) of a tensor, of a pair (inputs, labels), or of batches of either."""
     if isinstance(data, np.ndarray):
         data = torch.from_numpy(data)

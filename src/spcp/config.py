@@ -30,7 +30,7 @@ class Config:
     images: int | None = None  # to train on, the first ones of each class; None: all
     augment: str = "full"  # as the benchmark has it; "flip": mirrored, not shifted; "none"
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's: tau, penalty, ...
-    network: str = "cnn"  # or code: "package.module:function", "model.pt2"
+    network: str = "cnn"  # or code: "package.module:function"
     width: int | None = None  # None: the network's default
     start: str | None = None  # weights to start from (safetensors), as UMAP needs them
     epochs: int = 40
@@ -210,8 +210,8 @@ def build_method(config: Config) -> Method:
 def build_network(config: Config, inputs: Inputs, *, code: str | None = None) -> Network:
     """Build the network of a run, for the classes and channels of its data (`Benchmark.inputs`).
 
-    A config may name code: "package.module:function", "model.pt2". It comes from a file, maybe of somebody else, so
-    code is run only if the caller names the same in `code`.
+    A config may name code: "package.module:function". It comes from a file, maybe of somebody else, so code is run only
+    if the caller names the same in `code`.
     """
     name, num_classes = config.network, len(inputs.class_names)
     if networks.is_code(name):
@@ -223,6 +223,11 @@ def build_network(config: Config, inputs: Inputs, *, code: str | None = None) ->
         if config.width is not None:
             raise InputError(f"{name}: is your code, and has no width to set; leave it out")
         return networks.load_model(name, num_classes, inputs.shape)
+    if name.endswith((".pt2", ".pt", ".pth")):
+        raise InputError(
+            f"{name}: may run code when it is read, so it is not; name the function that builds the model "
+            "(package.module:function), and give its weights as safetensors"
+        )
     if name not in networks.NETWORKS:
         names = ", ".join(networks.NETWORKS)
         raise InputError(f"no network {name!r}; there are {names}, or your code as package.module:function")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from .bank import FeatureBank, batches_of, extract
+from .bank import BATCH, FeatureBank, batches_of, extract
 from .conformal import p_values, threshold_rank
 from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
 from .errors import InputError, check_numbers
@@ -111,6 +111,9 @@ class Detector(nn.Module):
         """Return the predictions and scores, (N,) each, of inputs (a tensor, or batches) or of a bank."""
         if self.score.needs_inputs:
             return self._scores_of_inputs(data)
+        if isinstance(data, Tensor) and 0 < len(data) <= min(BATCH, self.score.rows):  # passed at once: needs no bank
+            (h, z, predictions), head = self.model.run(data.to(self.model.device))
+            return predictions.cpu(), self.score(h.float(), z.float(), head).cpu()
         bank = self.bank(data)
         return bank.predictions, self.score.scores(bank, self.model.head)
 
@@ -159,14 +162,15 @@ class Detector(nn.Module):
         """Compare scores with the threshold, and with the calibration scores for their p-values."""
         if self.alpha is None:
             raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
-        group = predictions if self.by_class else torch.zeros_like(predictions)
-        p = torch.zeros(len(scores), dtype=torch.float64)
-        starts = self.group_starts.tolist()
-        calibration = self.calibration_scores.cpu()
-        for k in group.unique().tolist():
-            p[group == k] = p_values(scores[group == k], calibration[starts[k] : starts[k + 1]])
-        is_ood = ~(scores >= self.score_thresholds.cpu()[group])  # also where the score is NaN
-        return Detection(predictions, scores, p, is_ood)
+        calibration, thresholds = self.calibration_scores.cpu(), self.score_thresholds.cpu()
+        if not self.by_class:
+            p, threshold = p_values(scores, calibration), thresholds[0]
+        else:
+            p, threshold = torch.zeros(len(scores), dtype=torch.float64), thresholds[predictions]
+            starts = self.group_starts.tolist()
+            for k in predictions.unique().tolist():
+                p[predictions == k] = p_values(scores[predictions == k], calibration[starts[k] : starts[k + 1]])
+        return Detection(predictions, scores, p, ~(scores >= threshold))  # flagged also where the score is NaN
 
     def detect(self, data: Any) -> Detection:
         """Detect OOD samples among inputs (a tensor, or batches of them) or in a bank."""
@@ -176,8 +180,8 @@ class Detector(nn.Module):
         """Return predictions, scores and `is_ood` of a batch, as one graph: for export."""
         if self.alpha is None or self.score.needs_inputs:
             raise InputError("the detector cannot be run as one graph; calibrate it, and choose a score of features")
-        features, logits, predictions = self.model.outputs(x)
-        scores = self.score(features, logits, self.model.head)
+        (features, logits, predictions), head = self.model.run(x)
+        scores = self.score(features, logits, head)
         threshold = self.score_thresholds[predictions] if self.by_class else self.score_thresholds[0]
         return predictions, scores, ~(scores >= threshold)
 

@@ -62,8 +62,8 @@ class Run:
         Args:
             folder: of the run.
             network: in place of the one that the config names, as `train` was given it. If the config names code
-                ("package.module:function", "model.pt2"), the same name has to be given here, or to `load`: a file
-                alone does not run code.
+                ("package.module:function"), the same name has to be given here, or to `load`: a file alone does not run
+                code.
             method: in place of the one that the config names, as `train` was given it.
         """
         folder = Path(folder).expanduser()
@@ -189,7 +189,7 @@ def adopt(
     """Make a run of a model that is trained already, so that all that works on runs works on it.
 
     Args:
-        name: of the network: "package.module:function", "model.pt2", or one of this library's.
+        name: of the network: "package.module:function", or one of this library's.
         folder: for the run; a new one.
         benchmark: the data it was trained for.
         source: what `load_benchmark` finds it by; by default its name.

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument
 
 from .app import command
-from .options import Alpha, check_alpha, code_name, option
+from .options import Alpha, check_alpha, option
 from .output import note
 from .training import calibrate_if_possible
 from .user_data import DESCRIPTION, DataOptions
@@ -16,7 +16,7 @@ from .user_data import DESCRIPTION, DataOptions
 
 @command("adopt", panel="Train")
 def adopt_command(
-    model: Annotated[str, Argument(help="package.module:function, which builds it, or model.pt2 of torch.export.")],
+    model: Annotated[str, Argument(help="package.module:function, which builds it.")],
     data: DataOptions,
     weights: Annotated[Path | None, option("Its state dict as safetensors.")] = None,
     out: Annotated[Path, option("Folder of the run.", "--out", "-o")] = Path("runs/adopted"),
@@ -24,11 +24,9 @@ def adopt_command(
 ) -> None:
     """Make a run of a model that is already trained, and calibrate it: eval, detect, patterns and report then work.
 
-    [dim]spcp adopt mypackage.models:build --weights weights.safetensors --id photos/ --size 64
-    spcp adopt model.pt2 -b cifar10[/dim]
+    [dim]spcp adopt mypackage.models:build --weights weights.safetensors --id photos/ --size 64[/dim]
     """
     check_alpha(alpha)
-    model = code_name(model)
     with data.described_in(out) as benchmark:
         from ..data import load_benchmark
         from ..runs import adopt

@@ -11,7 +11,7 @@ from typer import Argument
 from ..errors import InputError
 from ..tables import Record
 from .app import command
-from .options import LATEST, Json, Model, code_name, latest_run, option
+from .options import LATEST, Json, Model, latest_run, option
 from .output import note, show
 
 
@@ -41,7 +41,7 @@ def detect_command(
     paths = find_files(files)
     if not paths:
         raise InputError("there are no files to classify; name some")
-    detector, inputs = load_detector(latest_run(run, "detector.safetensors"), network=model and code_name(model))
+    detector, inputs = load_detector(latest_run(run, "detector.safetensors"), network=model)
     results = track(detect_files(detector, inputs, paths), "detecting", len(paths))
     rows = [result.as_record() for result in results]
     show(rows, as_json, for_people=_for_people)

@@ -45,8 +45,6 @@ class TrainingOptions:
 
         if self.model and self.network:
             raise InputError("--model and --network: give one of them")
-        if self.model and self.model.endswith(".pt2"):
-            raise InputError(f"--model {self.model}: an exported program cannot be trained; spcp adopt takes it as is")
         given = key_values(self.option)
         changes |= {field.name: given.pop(field.name) for field in fields(Truncation) if field.name in given}
         changes |= {key: getattr(self, key) for key in ("width", "epochs", "batch_size", "lr", "precision")}

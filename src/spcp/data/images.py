@@ -16,6 +16,7 @@ import numpy as np
 from .errors import DataError, check_file, need
 
 _LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
+_LARGEST = 1 << 14  # pixels of a side, after resizing
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class ImageTransform:
         for name in ("resize", "crop", "padding"):
             if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool):
                 raise DataError(f"{name} must be a whole number of pixels, not {getattr(self, name)!r}")
-        if self.padding < 0:
-            raise DataError(f"padding must be 0 or more, not {self.padding}")
+        if not 0 <= self.padding <= _LARGEST:
+            raise DataError(f"padding must be from 0 to {_LARGEST}, not {self.padding}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise DataError(f"mean and std must have 1 or 3 values each, not {len(self.mean)} and {len(self.std)}")
         if min(self.std) <= 0:
             raise DataError(f"std must be positive, not {self.std}")
+        if self.resize > _LARGEST:
+            raise DataError(f"resize must be at most {_LARGEST} pixels, not {self.resize}")
         if self.crop < 1 or self.resize < self.crop:
             raise DataError(f"crop must be at least 1 and at most resize, not {self.crop} of {self.resize}")
         if self.augment not in ("crop", "resized_crop", "none"):
