@@ -27,7 +27,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_calibrate_and_load(run: Run, tmp_path: Path) -> None:
     benchmark = training_run.benchmark()
-    detector, evaluation = calibrate_run(run, alpha=0.1, benchmark=benchmark)
+    detector, evaluation = calibrate_run(run, "energy", alpha=0.1, benchmark=benchmark)
     assert len(detector.calibration_scores) == 40
     x = torch.cat([x for x, _ in benchmark.loader("test")])
     expected = detector.detect(x)
@@ -41,11 +41,11 @@ def test_calibrate_and_load(run: Run, tmp_path: Path) -> None:
         Detector.load(alone, run.load().network)
 
 
-def test_one_half_is_for_the_score_and_the_other_for_the_threshold(run: Run) -> None:
+def test_one_part_is_for_the_score_and_the_other_for_the_threshold(run: Run) -> None:
     benchmark = training_run.benchmark()
-    for score, search in (("react", False), ("energy", True)):
+    for score, search in (("react", False), ("energy", True), (None, False)):
         detector, evaluation = calibrate_run(run, score, search=search, benchmark=benchmark)
-        assert len(detector.calibration_scores) == len(evaluation.bank("val")) == 20
+        assert (len(evaluation.bank("val")), len(detector.calibration_scores)) == (21, 19)
 
 
 def test_without_truncation(run: Run) -> None:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 from pathlib import Path
 
+import torch
+
 from .config import Config, build_network
+from .conformal import split
 from .data import Benchmark, DataError, Inputs, Loader, take
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
 from .runs import Run
-from .scores import build_score
+from .scores import DEFAULT, SCORES
 
 
 def calibrate_run(
@@ -43,14 +45,15 @@ def calibrate_run(
     benchmark = benchmark or run.benchmark()
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")
-    model, calibration = run.load(truncate=truncate), benchmark.val
-    name = score or (model.method.score if model.method is not None else "energy")
-    if search or build_score(name, **Evaluation(model, benchmark).options_for(name)).fitted_on == "val":
-        halves = [take(calibration, range(start, len(calibration), 2)) for start in (0, 1)]
-        benchmark, calibration = dataclasses.replace(benchmark, val=halves[0]), halves[1]
+    model, name, count = run.load(truncate=truncate), score or DEFAULT, len(benchmark.val)
     evaluation = Evaluation(model, benchmark)
+    rest = torch.arange(count)
+    if search or "val" in SCORES[name][0].fitted_on:
+        reference, rest = split(count, alpha, delta)
+        evaluation = evaluation.with_val(reference)
     detector = Detector(model, evaluation.fitted(name, search=search)).eval()
-    loader = Loader(calibration, benchmark.transform_of("val"), batch_size=evaluation.batch_size, device=model.device)
+    transform = benchmark.transform_of("val")
+    loader = Loader(take(benchmark.val, rest), transform, batch_size=evaluation.batch_size, device=model.device)
     detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
     notes = {"network": run.config.network, "width": run.config.width, "inputs": run.inputs.as_json()}
     detector.save(run.detector_path, notes)

@@ -12,13 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from .bank import FeatureBank, batches_of, extract
-from .conformal import p_values, threshold_rank
+from .conformal import p_values, split, threshold_rank
 from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
 from .errors import InputError
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
 from .model import ScoredModel
-from .scores import SCORES, Score, build_score, name_of
+from .scores import DEFAULT, SCORES, Score, build_score, name_of
 
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
 
@@ -46,14 +46,14 @@ class Detector(nn.Module):
 
     Args:
         model: any classifier, or a `ScoredModel`, which brings the other three arguments along.
-        score: a fitted `Score`, or the name of one; a name is fitted by `fit`.
+        score: the name of a score, or a `Score`; "energy" is the paper's.
         truncate: False scores the network as if its SPCP heads were plain linear layers.
         method: the training method, where features, logits or predictions are not those of the network alone.
         classifier: the dotted name of the layer that makes the logits, where it cannot be inferred.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> detector = Detector(model, "energy").calibrate(torch.randn(200, 4), alpha=0.05)
+        >>> detector = Detector(model).calibrate(torch.randn(200, 4), alpha=0.05)
         >>> detector.detect(torch.randn(2, 4)).is_ood.shape
         torch.Size([2])
     """
@@ -65,7 +65,7 @@ class Detector(nn.Module):
     def __init__(
         self,
         model: nn.Module | ScoredModel,
-        score: str | Score = "energy",
+        score: str | Score = DEFAULT,
         *,
         truncate: bool = True,
         method: Method | None = None,
@@ -77,6 +77,9 @@ class Detector(nn.Module):
         self.model = model
         self.score = build_score(score) if isinstance(score, str) else score
         self.score.check_options()
+        if model.method is not None:
+            self.score.check_readable(model.method.readable, type(model.method).__name__)
+        self.splits = "val" in self.score.fitted_on and not self.score.is_fitted
         self.alpha: float | None = None
         self.delta: float | None = None
         self.by_class = False
@@ -92,8 +95,20 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def fit(self, data: Any) -> Self:
-        """Fit the score on ID samples (inputs and labels in batches, or their bank)."""
-        self.score.fit(self.bank(data), self.model.head)
+        """Fit the score on the training data (inputs and labels in batches, or their bank), if it needs that."""
+        if "train" in self.score.fitted_on:
+            self.score.fit(self.bank(data), self.model.head)
+        return self
+
+    @torch.no_grad()
+    def fit_held_out(self, data: Any) -> Self:
+        """Fit the score on ID samples that are neither training nor calibration data, if it needs them.
+
+        Otherwise `calibrate` sets some of its samples apart for that.
+        """
+        if "val" in self.score.fitted_on:
+            self.score.fit_held_out(self.bank(data), self.model.head)
+            self.splits = False
         return self
 
     @torch.no_grad()
@@ -117,7 +132,11 @@ class Detector(nn.Module):
         return predictions, all_scores
 
     def calibrate(self, data: Any, alpha: float = 0.05, *, delta: float | None = None, by_class: bool = False) -> Self:
-        """Set the threshold on ID samples that neither the network nor the score was fitted on.
+        """Set the threshold on ID samples that neither the network nor the score was fitted or chosen on.
+
+        Where the score needs held-out ID samples itself, as a consensus does for its p-values, and was not given any by
+        `fit_held_out`, a part of `data` is for the score and the rest for the threshold, so that the guarantee is
+        exact: see `spcp.conformal.split`.
 
         Args:
             data: inputs (a tensor, or batches), or their bank.
@@ -125,6 +144,11 @@ class Detector(nn.Module):
             delta: if given, the false alarm rate is at most alpha with probability 1 - delta over the draw.
             by_class: set a threshold for each predicted class, so that the guarantee holds within each.
         """
+        if self.splits:
+            bank = self.bank(data)
+            reference, rest = split(len(bank), alpha, delta)
+            self.score.fit_held_out(bank.take(reference), self.model.head)
+            data = bank.take(rest)
         predictions, scores = self.scores(data)
         if scores.isnan().any():
             raise InputError(
@@ -147,8 +171,7 @@ class Detector(nn.Module):
 
     def decide(self, predictions: Tensor, scores: Tensor) -> Detection:
         """Compare scores with the threshold, and with the calibration scores for their p-values."""
-        if self.alpha is None:
-            raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
+        self._check_calibrated()
         group = predictions if self.by_class else torch.zeros_like(predictions)
         p = torch.zeros(len(scores), dtype=torch.float64)
         starts = self.group_starts.tolist()
@@ -160,7 +183,12 @@ class Detector(nn.Module):
 
     def detect(self, data: Any) -> Detection:
         """Detect OOD samples among inputs (a tensor, or batches of them) or in a bank."""
+        self._check_calibrated()
         return self.decide(*self.scores(data))
+
+    def _check_calibrated(self) -> None:
+        if self.alpha is None:
+            raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions, scores and `is_ood` of a batch, as one graph: for export."""
@@ -182,6 +210,7 @@ class Detector(nn.Module):
             "alpha": self.alpha,
             "delta": self.delta,
             "by_class": self.by_class,
+            "splits": self.splits,
             "method": _description(self.model.method),
             "notes": dict(notes or {}),
         }
@@ -214,6 +243,7 @@ class Detector(nn.Module):
             score = build_score(about["score"], **about["options"])
         detector = cls(ScoredModel(network, method, classifier=name, truncate=about["truncate"]), score)
         detector.alpha, detector.delta, detector.by_class = about["alpha"], about["delta"], about["by_class"]
+        detector.splits = about.get("splits", False)
         for name in _CALIBRATION:
             setattr(detector, name, torch.empty_like(tensors[name]))
         try:

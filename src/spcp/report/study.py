@@ -23,7 +23,6 @@ from ..methods import METHODS, Method
 from ..metrics import compare_means, mean_and_deviation
 from ..progress import track
 from ..runs import Run
-from ..scores import SCORES
 
 ALPHA = 0.05  # the false alarm rate that the report's thresholds keep to
 
@@ -63,10 +62,8 @@ class EvaluatedRun:
         return p_values(scores, self._calibration(score))
 
     def _calibration(self, score: str) -> Tensor:
-        """Sort the scores of the validation set; a score that was fitted on it has none left."""
-        scores = self.table.scores.get((score, "val"), torch.empty(0))
-        fitted = score in SCORES and SCORES[score][0].fitted_on == "val"
-        return (torch.empty(0) if fitted else scores).sort().values
+        """Sort the scores of the validation samples that are for thresholds."""
+        return self.table.scores.get((score, "val"), torch.empty(0)).sort().values
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +185,7 @@ def gather(
     groups: dict[str, list[EvaluatedRun]] = {}
     for run in track(opened, "evaluating", len(opened)):
         evaluation = Evaluation(run, data, folder=banks)
-        table = evaluation.table(scores or evaluation.default_scores(), also=() if data.val is None else ("val",))
+        table = evaluation.table(scores or evaluation.default_scores())
         history, epochs = run.history, run.config.epochs
         if len(history) < epochs:
             raise InputError(
