@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
-import torch
-
+from .choice import By, Choice, choose, problem, try_detector
 from .config import Config, build_network
-from .conformal import split
+from .conformal import samples_needed
 from .data import Benchmark, DataError, Inputs, Loader, take
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
 from .runs import Run
-from .scores import DEFAULT, SCORES
+from .scores import DEFAULT, MEMBERS, SCORES, build_score
+
+_log = logging.getLogger("spcp")
+
+AUTO = ("auto", "auto-proxies")  # in place of the name of a score
 
 
 def calibrate_run(
@@ -26,38 +32,88 @@ def calibrate_run(
     search: bool = False,
     truncate: bool = True,
     benchmark: Benchmark | None = None,
+    by: By = "detection_rate",
 ) -> tuple[Detector, Evaluation]:
     """Calibrate the network of a run on its validation data, and save the detector in the run's folder.
 
-    Where the score is fitted on validation data, or its hyperparameters are searched on it, one half of the data is for
-    that and the other for the threshold.
+    Where the score is fitted or chosen on validation data, or the run was (`tune`), one part of the data is for that
+    and the other for the threshold, see `Evaluation.divide`; so the guarantee is exact. Then the detector is tried on
+    OOD validation data and on outliers made of ID samples, and a warning says where it is blind. `detector.notes` holds
+    which score was chosen and why ("choice", a `Choice`), and the trials ("trials").
 
     Args:
         run: a trained or adopted run.
-        score: the name of the score; by default that of the run's method.
+        score: the name of a score; by default a consensus of several. "auto" chooses the best of all on OOD validation
+            data, and takes the default where there is none; "auto-proxies" then chooses on outliers made of ID samples.
         alpha: the largest false alarm rate; `delta` and `by_class` are those of `Detector.calibrate`.
         delta: see `Detector.calibrate`.
         by_class: see `Detector.calibrate`.
         search: choose the hyperparameters of the score first.
         truncate: False scores the network as if its SPCP heads were plain linear layers.
         benchmark: instead of the run's.
+        by: what "auto" compares: "detection_rate" at alpha, or "auroc".
     """
     benchmark = benchmark or run.benchmark()
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")
-    model, name, count = run.load(truncate=truncate), score or DEFAULT, len(benchmark.val)
-    evaluation = Evaluation(model, benchmark)
-    rest = torch.arange(count)
-    if search or "val" in SCORES[name][0].fitted_on:
-        reference, rest = split(count, alpha, delta)
-        evaluation = evaluation.with_val(reference)
-    detector = Detector(model, evaluation.fitted(name, search=search)).eval()
-    transform = benchmark.transform_of("val")
-    loader = Loader(take(benchmark.val, rest), transform, batch_size=evaluation.batch_size, device=model.device)
-    detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
+    whole = Evaluation(run, benchmark, truncate=truncate)
+    chosen_on_val = search or score in AUTO or "val" in _fitted_on(score or DEFAULT)
+    evaluation, rest = whole.divide(alpha, delta, choosing=chosen_on_val)
+    if rest is not None and len(rest) < samples_needed(alpha, delta):
+        raise InputError(
+            f"{run.folder}: its settings were chosen on {len(benchmark.val) - len(rest)} validation samples, and the "
+            f"other {len(rest)} are too few for alpha = {alpha:g}; at least {samples_needed(alpha, delta)} are needed"
+        )
+    choice = _choice(evaluation, score, alpha, by)
+    detector = Detector(evaluation.model, evaluation.fitted(choice.score, search=search)).eval()
+    data: Any = whole.samples(detector.score, "val")
+    if rest is not None and isinstance(data, Loader):
+        calibration, transform = take(benchmark.val, rest), benchmark.transform_of("val")
+        data = Loader(calibration, transform, batch_size=whole.batch_size, device=whole.model.device)
+    elif rest is not None:
+        data = data.take(rest)
+    detector.calibrate(data, alpha, delta=delta, by_class=by_class)
+    trials = try_detector(detector, {role: evaluation.samples(detector.score, role) for role in evaluation.outliers()})
+    blind = problem(trials, alpha)
+    if blind:
+        _log.warning("%s", _advice(choice.score, blind, run))
+    detector.notes = {"choice": choice.as_json(), "trials": [asdict(trial) for trial in trials]}
     notes = {"network": run.config.network, "width": run.config.width, "inputs": run.inputs.as_json()}
     detector.save(run.detector_path, notes)
     return detector, evaluation
+
+
+def _fitted_on(name: str) -> tuple[str, ...]:
+    return SCORES[name][0].fitted_on if name in SCORES else build_score(name).fitted_on  # an error that lists names
+
+
+def _choice(evaluation: Evaluation, score: str | None, alpha: float, by: By) -> Choice:
+    """Choose a score on the part of the validation data that is for choosing."""
+    if score not in AUTO:
+        return Choice(score, "named") if score else Choice(DEFAULT, "the default")
+    roles = evaluation.outliers()
+    if score == "auto" and not any(role.startswith("ood_val/") for role in roles):
+        return Choice(DEFAULT, "the default, because there is no OOD validation data to choose by (--ood-val)")
+    val = evaluation.bank("val")
+    if len(val) < samples_needed(alpha) + 2:
+        return Choice(DEFAULT, f"the default, because {len(val)} validation samples are too few to choose by")
+    names = [DEFAULT, *(f"consensus-{name}" for name in MEMBERS if name != "default"), *evaluation.default_scores()]
+    return choose(
+        evaluation.model,
+        {name: evaluation.options_for(name) for name in dict.fromkeys(names)},
+        val=val,
+        train=evaluation.bank("train") if "train" in evaluation.benchmark.sets() else None,
+        ood={role: evaluation.bank(role) for role in roles},
+        alpha=alpha,
+        by=by,
+    )
+
+
+def _advice(score: str, blind: str, run: Run) -> str:
+    cures = [] if score == DEFAULT else [f"--score {DEFAULT}"]
+    cures += ["--score auto with OOD data (--ood-val)", "another score"]
+    cures += ["training with --rho-norm 0"] if run.config.truncation.rho_norm else []
+    return f"{score}: this detector is blind to some inputs ({blind}); try {', '.join(cures[:-1])} or {cures[-1]}"
 
 
 def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Detector, Inputs]:

@@ -42,7 +42,8 @@ class Detection(NamedTuple):
 class Detector(nn.Module):
     """A model, a score, and a calibrated threshold: a sample that scores below it is flagged as OOD.
 
-    Threads may share a detector; its network is run as it is and never changed, see `ScoredModel`.
+    Threads may share a detector; its network is run as it is and never changed, see `ScoredModel`. `notes` are the
+    user's, in JSON: they go into its file. `calibrate_run` notes which score it chose, and what it was tried on.
 
     Args:
         model: any classifier, or a `ScoredModel`, which brings the other three arguments along.
@@ -80,6 +81,7 @@ class Detector(nn.Module):
         if model.method is not None:
             self.score.check_readable(model.method.readable, type(model.method).__name__)
         self.splits = "val" in self.score.fitted_on and not self.score.is_fitted
+        self.notes: dict[str, Any] = {}
         self.alpha: float | None = None
         self.delta: float | None = None
         self.by_class = False
@@ -200,7 +202,7 @@ class Detector(nn.Module):
         return predictions, scores, ~(scores >= threshold)
 
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
-        """Save weights, score and calibration in one safetensors file; `read_notes` gives the notes back."""
+        """Save weights, score, calibration and notes in one safetensors file; `notes` are added to the detector's."""
         path = Path(path).expanduser()
         about: dict[str, Any] = {
             "score": name_of(self.score),
@@ -212,7 +214,7 @@ class Detector(nn.Module):
             "by_class": self.by_class,
             "splits": self.splits,
             "method": _description(self.model.method),
-            "notes": dict(notes or {}),
+            "notes": self.notes | dict(notes or {}),
         }
         transient = _transient(self.model.method)
         tensors = {name: tensor for name, tensor in self.state_dict().items() if name not in transient}
@@ -243,7 +245,7 @@ class Detector(nn.Module):
             score = build_score(about["score"], **about["options"])
         detector = cls(ScoredModel(network, method, classifier=name, truncate=about["truncate"]), score)
         detector.alpha, detector.delta, detector.by_class = about["alpha"], about["delta"], about["by_class"]
-        detector.splits = about.get("splits", False)
+        detector.splits, detector.notes = about.get("splits", False), about["notes"]
         for name in _CALIBRATION:
             setattr(detector, name, torch.empty_like(tensors[name]))
         try:

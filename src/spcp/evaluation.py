@@ -7,14 +7,14 @@ import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .bank import FeatureBank, build_bank
 from .conformal import samples_needed, split, threshold_rank
-from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare, take
+from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare, proxies, take
 from .errors import InputError, need
 from .files import written
 from .methods import Method
@@ -45,6 +45,7 @@ NAMES = {
 }
 MEASURES = tuple(NAMES)
 LARGER_IS_BETTER = {"auroc", "aupr_in", "aupr_out", "detection_rate"}
+PROXIES = 200  # samples of each kind
 ALPHA = 0.05  # the false alarm rate at which detection rates are measured
 CONVENTION = (
     "Percent. FPR95 is OpenOOD's: the share of ID that is flagged when 95 % of OOD is; FPR95-id the share of OOD that "
@@ -188,6 +189,7 @@ class Evaluation:
         batch_size: int = 256,
     ) -> None:
         root = model.config.root if isinstance(model, Run) else None
+        self.chosen_on: Tensor | None = None  # validation samples that the run was chosen on
         data = load_benchmark(benchmark, root) if isinstance(benchmark, str) else benchmark
         if isinstance(model, Run):
             data = model.benchmark() if data is None else data.fewer(model.config.images)
@@ -196,12 +198,14 @@ class Evaluation:
                 raise InputError(
                     f"{model.folder}: its network takes samples {expected}, but those of {data.name} are {given}"
                 )
+            self.chosen_on = model.chosen_on(data)
             model = model.load(which, truncate=truncate)
         if data is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
         self.model = model if isinstance(model, ScoredModel) else ScoredModel(model, truncate=truncate)
         self.benchmark, self.folder, self.batch_size = data, folder, batch_size
         self._banks: dict[str, FeatureBank] = {}
+        self._proxies: dict[str, DataSet] = {}
         self._key = ""
 
     def _refresh(self) -> None:
@@ -213,11 +217,32 @@ class Evaluation:
     def _set(self, role: str) -> tuple[DataSet, Any]:
         """Return the data of a role, and its transform."""
         sets = self.benchmark.sets()
+        if role in self._proxies:
+            transform = self.benchmark.transform
+            if isinstance(transform, ImageTransform):  # has been applied: the images have their size
+                transform = dataclasses.replace(transform, resize=transform.crop)
+            return self._proxies[role], transform
         if role == NOISE and role not in sets and self.benchmark.val is not None:
             sets[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
         if role not in sets:
             raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(sets)}")
         return sets[role], self.benchmark.transform_of(role)
+
+    def outliers(self) -> list[str]:
+        """Return the roles of what a detector can be tried on: OOD validation sets, and proxies made of ID samples."""
+        if not self._proxies and self.benchmark.val is not None:
+            val = self.benchmark.val
+            rows = torch.randperm(len(val), generator=torch.Generator().manual_seed(0))[:PROXIES]
+            made = proxies(prepare(take(val, rows), self.benchmark.transform), PROXIES)
+            self._proxies = {f"proxy/{name}": samples for name, samples in made.items()}
+        given = [role for role in self.benchmark.sets() if role.startswith("ood_val/")]
+        return [*given, *self._proxies]
+
+    def samples(self, score: Score, role: str) -> FeatureBank | Loader:
+        """Return what a score looks at: the bank of a set, or its inputs."""
+        if not score.needs_inputs:
+            return self.bank(role)
+        return Loader(*self._set(role), batch_size=self.batch_size, device=self.model.device)
 
     def bank(self, role: str) -> FeatureBank:
         """Return the bank of a set such as "train" or "near/tin": by the test transform, in order."""
@@ -242,6 +267,24 @@ class Evaluation:
         other._key = self._key
         return other
 
+    def divide(
+        self, alpha: float = ALPHA, delta: float | None = None, *, choosing: bool
+    ) -> tuple[Evaluation, Tensor | None]:
+        """Return the evaluation to fit and choose scores with, and the validation samples left for the threshold.
+
+        Where something is chosen or fitted on validation data (`choosing`), that is done on a part of it: see `split`.
+        If the run itself was chosen on a part (`spcp tune`), it is that part. None stands for all samples.
+        """
+        count = len(self.benchmark.val or ())
+        if self.chosen_on is not None:
+            free = torch.ones(count, dtype=torch.bool)
+            free[self.chosen_on] = False
+            return self.with_val(self.chosen_on), free.nonzero()[:, 0]
+        if not choosing:
+            return self, None
+        chosen, rest = split(count, alpha, delta)
+        return self.with_val(chosen), rest
+
     @torch.no_grad()
     def fit(self, score: Score) -> Score:
         """Fit a score on the sets it needs."""
@@ -264,9 +307,9 @@ class Evaluation:
         """Return the scores of a whole set, (N,)."""
         if not score.needs_inputs:
             return score.scores(self.bank(role), self.model.head)
-        loader = Loader(*self._set(role), batch_size=self.batch_size, device=self.model.device)
         of_inputs: Any = score
-        return torch.cat([of_inputs.score_inputs(lambda x: self.model.outputs(x).logits, x).cpu() for x, _ in loader])
+        batches = cast("Loader", self.samples(score, role))
+        return torch.cat([of_inputs.score_inputs(lambda x: self.model.outputs(x).logits, x).cpu() for x, _ in batches])
 
     def search(self, name: str, ood: str | None = None) -> Score:
         """Return the best of a score's sweep: the largest AUROC of ID against OOD validation data, the first on ties.
@@ -357,18 +400,18 @@ class Evaluation:
         rows: list[Result] = []
         kept: dict[tuple[str, str], Tensor] = {}
         enough = len(self.benchmark.val or ()) >= samples_needed(alpha) + 2
-        reference, rest = split(len(self.bank("val")), alpha) if enough else (None, None)
-        apart = self if reference is None else self.with_val(reference)
+        divided = {
+            choosing: self.divide(alpha, choosing=choosing) if enough else (self, None) for choosing in (False, True)
+        }
         for name, item in track(chosen.items(), "scores", len(chosen)):
             score = build_score(name, **self.options_for(name)) if isinstance(item, str) else item
-            on_val = "val" in score.fitted_on or search
-            fitting = apart if on_val else self
+            fitting, rest = divided["val" in score.fitted_on or search]
             score = fitting.search(name) if search and isinstance(item, str) else fitting.fit(score)
             for role in (*id_roles, *ood_roles):
                 kept[name, role] = self.scores(score, role)
-            if enough:
+            if enough and (rest is None or len(rest) >= samples_needed(alpha)):
                 calibration = self.scores(score, "val")
-                kept[name, "val"] = calibration[rest] if on_val else calibration
+                kept[name, "val"] = calibration if rest is None else calibration[rest]
             id_scores = torch.cat([kept[name, role] for role in id_roles])
             for group, datasets in groups.items():
                 results = [self._result(name, score, group, dataset, id_scores, kept, alpha) for dataset in datasets]

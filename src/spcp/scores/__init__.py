@@ -36,8 +36,7 @@ from .vra import VRA as VRA
 SCORES: Table = {
     **SINGLE,
     "consensus": (Consensus, {}),
-    "consensus-compact": (Consensus, {"members": MEMBERS["compact"]}),
-    "consensus-logits": (Consensus, {"members": MEMBERS["logits"]}),
+    **{f"consensus-{name}": (Consensus, {"members": MEMBERS[name]}) for name in MEMBERS if name != "default"},
 }
 DEFAULT = "consensus"  # what `Detector`, `spcp train` and `spcp calibrate` use unless told otherwise
 
