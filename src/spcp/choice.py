@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from .bank import FeatureBank
+from .conformal import split
 from .detector import Detector
 from .errors import InputError
 from .metrics import Interval, metrics, rate_interval
@@ -130,8 +131,9 @@ def choose(
 ) -> Choice:
     """Choose the score whose detector flags most OOD samples at a false alarm rate of alpha.
 
-    Every candidate is calibrated on `val`, so the shipped detector needs other ID samples: the best of many on these
-    is better on them than it is. A candidate that is blind somewhere (`problem`) is chosen only if all are.
+    All candidates are calibrated on the same part of `val`, so chance favours none. The shipped detector needs other ID
+    samples: the best of many on these is better on them than it is. A candidate that is blind somewhere (`problem`) is
+    chosen only if all are.
 
     Args:
         model: the network.
@@ -148,11 +150,12 @@ def choose(
     if not ood or not candidates:
         raise InputError("there are no OOD sets to choose by, or no scores to choose from; give some")
     tried = []
+    reference, rest = (val.take(rows) for rows in split(len(val), alpha))
     for name, options in candidates.items():
         detector = Detector(model, build_score(name, **options))
         if train is not None:
             detector.fit(train)
-        trials = try_detector(detector.calibrate(val, alpha), ood)
+        trials = try_detector(detector.fit_held_out(reference).calibrate(rest, alpha), ood)
         tried.append(Candidate(name, trials, problem(trials, alpha)))
     other: By = "auroc" if by == "detection_rate" else "detection_rate"
     best = max(tried, key=lambda one: (not one.problem, one.mean(by), one.mean(other)))

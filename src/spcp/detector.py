@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -13,12 +13,13 @@ from torch import Tensor, nn
 
 from .bank import FeatureBank, batches_of, extract
 from .conformal import p_values, split, threshold_rank
-from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
+from .contributions import Explanation, SPCPLinear, Truncation, apply_spcp, explanations_of, find_classifier
 from .errors import InputError
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
 from .model import ScoredModel
-from .scores import DEFAULT, SCORES, Score, build_score, name_of
+from .scores import DEFAULT, SCORES, Consensus, Score, build_score, name_of
+from .scores.base import entering
 
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
 
@@ -37,6 +38,36 @@ class Detection(NamedTuple):
     scores: Tensor
     p_values: Tensor
     is_ood: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Reasons:
+    """Why a detector decided about a sample as it did.
+
+    Attributes:
+        prediction: the predicted class.
+        score: larger is more in-distribution.
+        p_value: small for a sample unlike the calibration data.
+        is_ood: whether it is flagged.
+        members: the p-value of each member of a consensus, the smallest first; of another score, its own.
+        contributions: which features carried the prediction; None where no single linear layer makes the logits.
+    """
+
+    prediction: int
+    score: float
+    p_value: float
+    is_ood: bool
+    members: Mapping[str, float]
+    contributions: Explanation | None
+
+    def raised_by(self, alpha: float = 0.05) -> list[str]:
+        """Return the members for which the sample alone would be among the alpha least usual ID samples."""
+        return [name for name, p in self.members.items() if p <= alpha]
+
+    def __str__(self) -> str:
+        verdict = "OOD" if self.is_ood else "ID"
+        members = ", ".join(f"{name} {p:.3g}" for name, p in self.members.items())
+        return f"{verdict}, p = {self.p_value:.3g} ({members})\n{self.contributions or ''}".rstrip()
 
 
 class Detector(nn.Module):
@@ -187,6 +218,30 @@ class Detector(nn.Module):
         """Detect OOD samples among inputs (a tensor, or batches of them) or in a bank."""
         self._check_calibrated()
         return self.decide(*self.scores(data))
+
+    @torch.no_grad()
+    def explain(self, x: Tensor) -> list[Reasons]:
+        """Say for each input of a batch what the decision about it is, which members raised it, and on which features.
+
+        The p-values of members are shares of held-out ID samples that score lower; the decision's own p-value is that
+        of their combination.
+        """
+        detection = self.detect(x)
+        names, p = [name_of(self.score)], detection.p_values[:, None]
+        contributions: Sequence[Explanation | None] = [None] * len(x)
+        features, logits, _ = self.model.outputs(x.to(self.model.device))
+        head, method = self.model.head, self.model.method
+        if isinstance(self.score, Consensus):
+            names = list(self.score.parts)
+            p = self.score.log_p_values(features.float(), logits.float(), head).exp().cpu()
+        if method is None or "weights" in method.readable:
+            contributions = explanations_of(entering(features, head), logits, head)
+        reasons = []
+        columns = zip(*(column.tolist() for column in detection), p.tolist(), contributions, strict=True)
+        for prediction, score, p_value, is_ood, values, explanation in columns:
+            members = dict(sorted(zip(names, values, strict=True), key=lambda item: item[1]))
+            reasons.append(Reasons(prediction, score, p_value, is_ood, members, explanation))
+        return reasons
 
     def _check_calibrated(self) -> None:
         if self.alpha is None:

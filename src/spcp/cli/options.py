@@ -38,6 +38,15 @@ Root = Annotated[Path | None, data_option("Folder of the data sets; default: $SP
 Model = Annotated[
     str | None, option("The code that the run's network is: package.module:function, or model.pt2 of torch.export.")
 ]
+ScoreName = Annotated[
+    str | None,
+    option(
+        "See `spcp scores`; auto: the best on OOD validation data (--ood-val); auto-proxies: or, without such data, on "
+        "outliers made of ID samples; default: a consensus of several.",
+        "--score",
+        "-s",
+    ),
+]
 Alpha = Annotated[float, option("Largest false alarm rate: the share of ID samples that may be flagged as OOD.")]
 
 
