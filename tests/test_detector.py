@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from spcp.bank import FeatureBank
 from spcp.conformal import split
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
-from spcp.scores import Score, build_score
+from spcp.scores import MEMBERS, Consensus, Score, build_score
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -247,3 +248,31 @@ def test_the_promise_of_the_default() -> None:
     )
     assert rates.mean() <= 0.1 + 3 * rates.std() / 150**0.5
     assert rates.mean() >= 0.1 - 4 * rates.std() / 150**0.5
+
+
+def test_explain_says_which_members_and_features() -> None:
+    net = model()
+    x, y = torch.randn(300, 4), torch.randint(3, (300,))
+    detector = Detector(net).fit([(x, y)]).calibrate(torch.randn(200, 4))
+    new = torch.cat([torch.randn(5, 4), 30 * torch.ones(1, 4)])
+    detection, reasons = detector.detect(new), detector.explain(new)
+    assert [reason.is_ood for reason in reasons] == detection.is_ood.tolist()
+    assert [reason.p_value for reason in reasons] == detection.p_values.tolist()
+    assert [reason.prediction for reason in reasons] == detection.predictions.tolist()
+    score = detector.score
+    assert isinstance(score, Consensus)
+    for i, reason in enumerate(reasons):
+        assert set(reason.members) == set(MEMBERS["default"])
+        assert list(reason.members.values()) == sorted(reason.members.values())
+        product = sum(math.log(p) for p in reason.members.values())
+        if product > -100:  # p itself underflows for what is far away
+            assert product == pytest.approx(detection.scores[i].item(), abs=1e-3)
+        assert reason.contributions is not None
+        h = net[1](net[0](new[i]))
+        torch.testing.assert_close(reason.contributions.contributions, h * net[2].weight[reason.prediction])
+    far = reasons[-1]
+    assert far.is_ood
+    assert "rmds" in far.raised_by()
+    assert str(far).startswith("OOD, p = ")
+    (single,) = Detector(net, "energy").calibrate(x).explain(new[:1])
+    assert single.members == {"energy": single.p_value}
