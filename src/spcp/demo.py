@@ -62,9 +62,7 @@ def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], log: Cal
     detector, _ = calibrate_run(trained[-1], benchmark=benchmark)
     log(f"calibrate: a detector that flags at most {detector.alpha:.0%} of digits is in {trained[-1].folder}")
     log(f"report: {page}")
-    log(
-        f"decide: flagged at a promised {ALPHA:.0%} of false alarms, in percent, mean and deviation over {seeds} seed(s)"
-    )
+    log(f"decide: what is flagged when {ALPHA:.0%} of digits may be, in percent, over {seeds} seed(s)")
     made = decisions(study)
     header = ["", "digits", *(f"{group}-OOD" for group in study.groups)]
     lines = [header] + [

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from spcp.calibration import load_detector
+from spcp.choice import Choice
 from spcp.conformal import split
 from spcp.runs import Run
 
@@ -39,3 +40,21 @@ def test_samples_a_score_is_fitted_on_are_not_calibrated_on(run: Spcp, trained: 
     ):
         assert run("calibrate", folder, *arguments).code == 0
         assert len(load_detector(folder)[0].calibration_scores) == count
+
+
+def test_calibrate_says_which_score_and_why(run: Spcp, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    auto = run("calibrate", folder, "--score", "auto", "--by", "auroc")
+    assert auto.code == 0
+    choice = Choice.from_json(load_detector(folder)[0].notes["choice"])
+    assert f"score: {choice.score}" in auto.err
+    assert f"| {choice.score} (chosen) |" in auto.err
+    assert "the largest mean AUROC of" in auto.err
+    assert "flagged of outliers made of ID samples at alpha = 0.05: noise" in auto.err
+    default = run("calibrate", folder)
+    assert "score: consensus (energy, rmds, knn, vim); the default" in default.err
+    assert "(chosen)" not in default.err
+    for option, message in (("--by", 'must be "detection_rate" or "auroc"'), ("--score", "there is no score 'x'")):
+        wrong = run("calibrate", folder, "--score", "auto", option, "x")
+        assert (wrong.code, message in wrong.err) == (2, True)

@@ -41,8 +41,8 @@ Model = Annotated[
 ScoreName = Annotated[
     str | None,
     option(
-        "See `spcp scores`; auto: the best on OOD validation data (--ood-val); auto-proxies: or, without such data, on "
-        "outliers made of ID samples; default: a consensus of several.",
+        "See `spcp scores`; auto: the best on OOD validation data; auto-proxies: where there is none, on outliers made "
+        "of ID samples; default: consensus.",
         "--score",
         "-s",
     ),
