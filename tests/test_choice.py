@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
 from spcp.bank import FeatureBank
-from spcp.choice import Choice, Trial, choose, problem, trials_from_json, try_detector
+from spcp.choice import Choice, Trial, auto_detector, choose, problem, trials_from_json, try_detector
+from spcp.conformal import split
 from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.model import ScoredModel
@@ -94,3 +96,31 @@ def test_problem() -> None:
     assert "proxy/blended" in problem([trial("proxy/blended", 0.4, 0.06), good], 0.05)
     assert "on ood_val/cars" in problem([trial("ood_val/cars", 0.7, 0.06), good], 0.05)
     assert problem([trial("ood_val/cars", 0.7, 0.06), good], 0.01) == ""
+
+
+def test_a_detector_of_any_classifier() -> None:
+    x = torch.randn(600, 2, generator=torch.Generator().manual_seed(5)) + torch.tensor([5.0, 0.0])
+    train, val = x[:300], x[300:]
+    options: dict[str, Any] = {"val": val, "ood": {"large": LARGE.features}, "alpha": 0.1}
+    detector = auto_detector(model().network, train=[(train, train.argmax(1))], **options)
+    assert len(detector.calibration_scores) == len(split(300, 0.1)[1])
+    choice = Choice.from_json(detector.notes["choice"])
+    assert {one.score for one in choice.candidates} >= {"consensus", "knn", "vim", "react"}
+    assert detector.notes["trials"][0]["detection_rate"] == detector.detect(LARGE).is_ood.double().mean() == 1.0
+    without = auto_detector(model().network, **options)
+    tried = {one.score for one in Choice.from_json(without.notes["choice"]).candidates}
+    assert "consensus-logits" in tried
+    assert "knn" not in tried
+
+
+def test_the_promise_of_auto() -> None:
+    """Chosen among all scores on one part of 80 samples and calibrated on the other, at most alpha is flagged."""
+    rng = torch.Generator().manual_seed(0)
+    net, ood = model(), bank(torch.randn(40, 2, generator=rng) + torch.tensor([4.0, 1.0]))  # close to ID
+    new = bank(torch.randn(400, 2, generator=rng) + torch.tensor([5.0, 0.0]))
+    rates = []
+    for _ in range(60):
+        val = bank(torch.randn(80, 2, generator=rng) + torch.tensor([5.0, 0.0]))
+        rates.append(auto_detector(net, val, ood={"close": ood}, alpha=0.1).detect(new).is_ood.double().mean())
+    mean, deviation = torch.stack(rates).mean(), torch.stack(rates).std()
+    assert mean <= 0.1 + 3 * deviation / 60**0.5

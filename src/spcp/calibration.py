@@ -15,7 +15,7 @@ from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
 from .runs import Run
-from .scores import DEFAULT, MEMBERS, SCORES, build_score
+from .scores import DEFAULT, SCORES, applicable, build_score
 
 _log = logging.getLogger("spcp")
 
@@ -97,12 +97,13 @@ def _choice(evaluation: Evaluation, score: str | None, alpha: float, by: By) -> 
     val = evaluation.bank("val")
     if len(val) < samples_needed(alpha) + 2:
         return Choice(DEFAULT, f"the default, because {len(val)} validation samples are too few to choose by")
-    names = [DEFAULT, *(f"consensus-{name}" for name in MEMBERS if name != "default"), *evaluation.default_scores()]
+    method, sets = evaluation.model.method, evaluation.benchmark.sets()
+    names = applicable(sets, None if method is None else method.readable)
     return choose(
         evaluation.model,
-        {name: evaluation.options_for(name) for name in dict.fromkeys(names)},
+        {name: evaluation.options_for(name) for name in (DEFAULT, *names, *evaluation.default_scores())},
         val=val,
-        train=evaluation.bank("train") if "train" in evaluation.benchmark.sets() else None,
+        train=evaluation.bank("train") if "train" in sets else None,
         ood={role: evaluation.bank(role) for role in roles},
         alpha=alpha,
         by=by,

@@ -6,13 +6,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from torch import nn
+
 from .bank import FeatureBank
 from .conformal import split
 from .detector import Detector
 from .errors import InputError
 from .metrics import Interval, metrics, rate_interval
 from .model import ScoredModel
-from .scores import build_score
+from .scores import DEFAULT, applicable, build_score
 from .tables import to_markdown
 
 By = Literal["detection_rate", "auroc"]
@@ -163,3 +165,49 @@ def choose(
     measure = f"detection rate at alpha = {alpha:g}" if by == "detection_rate" else "AUROC"
     reason = f"the largest mean {measure} of {len(tried)} scores on {', '.join(names)}: {100 * best.mean(by):.1f} %"
     return Choice(best.score, reason, tuple(tried))
+
+
+def auto_detector(
+    model: nn.Module | ScoredModel,
+    val: Any,
+    *,
+    ood: Mapping[str, Any],
+    train: Any = None,
+    alpha: float = 0.05,
+    by: By = "detection_rate",
+) -> Detector:
+    """Return a calibrated detector with the score that is best on OOD data; its `notes` say why.
+
+    The score is chosen on one part of `val` and calibrated on the other, so the guarantee of `Detector.calibrate` holds.
+
+    Args:
+        model: any classifier, or a `ScoredModel`.
+        val: ID samples that the network was not trained on: inputs and labels in batches, a tensor, or their bank.
+        ood: OOD samples by name, in any of these forms.
+        train: the training data; without it, scores that are fitted on it are left out.
+        alpha: the largest false alarm rate.
+        by: see `choose`.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> detector = auto_detector(model, torch.randn(200, 4), ood={"far": 9 * torch.randn(50, 4)})
+        >>> len(detector.calibration_scores)
+        99
+    """
+    scored = model if isinstance(model, ScoredModel) else ScoredModel(model)
+    of = Detector(scored).bank  # features of anything that holds samples
+    held_out, fitted = of(val), None if train is None else of(train)
+    sets = {f"ood_val/{name}": of(data) for name, data in ood.items()}
+    readable = None if scored.method is None else scored.method.readable
+    names = applicable(["val"] if train is None else ["train", "val"], readable)
+    reference, rest = (held_out.take(rows) for rows in split(len(held_out), alpha))
+    candidates: dict[str, dict[str, Any]] = {name: {} for name in (DEFAULT, *names)}
+    choice = choose(scored, candidates, val=reference, train=fitted, ood=sets, alpha=alpha, by=by)
+    detector = Detector(scored, choice.score)
+    if fitted is not None:
+        detector.fit(fitted)
+    detector.fit_held_out(reference).calibrate(rest, alpha)
+    trials = [asdict(trial) for trial in try_detector(detector, sets)]
+    detector.notes = {"choice": choice.as_json(), "trials": trials}
+    return detector

@@ -22,7 +22,7 @@ from .metrics import Interval, mean_and_deviation, metrics, rate_interval
 from .model import ScoredModel
 from .progress import track
 from .runs import Run
-from .scores import MEMBERS, SCORES, Score, build_score
+from .scores import MEMBERS, SCORES, Score, applicable, build_score
 from .tables import to_csv, to_json, to_latex, to_markdown
 
 # What is evaluated by default; ODIN is not among them, because it runs the network again.
@@ -353,22 +353,16 @@ class Evaluation:
         if name == "odin" and isinstance(transform, ImageTransform):
             return {"std": transform.std}
         if name == "consensus" and method is not None and method.score not in ("energy", *MEMBERS["default"]):
-            others = {member: self.options_for(member) for member in MEMBERS["default"] if member != "energy"}
-            return {"members": {method.score: self.options_for(method.score)} | others}
+            names = [name for name in MEMBERS["default"] if SCORES[name][0].reads in method.readable]
+            return {"members": {name: self.options_for(name) for name in (method.score, *names) if name != "energy"}}
         return ITP_OPTIONS.get(self.benchmark.name, {}) if name == "itp" else {}
 
     def default_scores(self) -> tuple[str, ...]:
         """Return the names of the scores that fit this model and data and need no other pass."""
-        there, method = self.benchmark.sets(), self.model.method
-        names = [
-            name
-            for name in DEFAULT_SCORES
-            if all(role in there or role in SCORES[name][0].does_without for role in SCORES[name][0].fitted_on)
-        ]
-        if method is not None:
-            names = [name for name in names if SCORES[name][0].reads in method.readable]
-            names += ["mos"] if method.score == "mos" else []
-        return tuple(names)
+        method = self.model.method
+        names = applicable(self.benchmark.sets(), None if method is None else method.readable)
+        own = ["mos"] if method is not None and method.score == "mos" else []
+        return (*(name for name in names if name in DEFAULT_SCORES), *own)
 
     def table(
         self,

@@ -60,7 +60,7 @@ def _of_another_class(y: Tensor) -> Tensor:
     """Return the index of a sample of another class for each sample; -1 where none is found, or without labels.
 
     >>> _of_another_class(torch.tensor([0, 1, 0, 1, -1]))
-    tensor([ 1,  2,  3,  0, -1])
+    tensor([ 1,  0,  3,  2, -1])
     """
     labelled = (y >= 0).nonzero()[:, 0]
     order = labelled[y[labelled].argsort(stable=True)]

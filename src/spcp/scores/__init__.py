@@ -1,5 +1,6 @@
 """Scores: one file each, with the formula, the paper, the ranges of the options and the values to search among."""
 
+from collections.abc import Collection
 from typing import Any
 
 from .ash import ASH as ASH
@@ -48,6 +49,21 @@ def build_score(name: str, **options: Any) -> Score:
     {'k': 10}
     """
     return build(SCORES, name, options)
+
+
+def applicable(roles: Collection[str], readable: Collection[str] | None = None) -> list[str]:
+    """Return the names of the scores of features that can be fitted on some sets ("train", "val").
+
+    `readable` is what a training method leaves to be read (`Method.readable`). MOS is for networks of its own.
+    """
+    return [
+        name
+        for name, (kind, _) in SCORES.items()
+        if name != "mos"
+        and not kind.needs_inputs
+        and all(role in roles or role in kind.does_without for role in kind.fitted_on)
+        and (readable is None or kind.reads in readable)
+    ]
 
 
 def name_of(score: Score) -> str:
