@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from .choice import By, Choice, choose, problem, try_detector
+from .choice import By, Choice, choose, note_trials, try_detector
 from .config import Config, build_network
 from .conformal import samples_needed
-from .data import Benchmark, DataError, Inputs, Loader, take
+from .data import Benchmark, DataError, Inputs
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
 from .runs import Run
 from .scores import DEFAULT, SCORES, applicable, build_score
-
-_log = logging.getLogger("spcp")
 
 AUTO = ("auto", "auto-proxies")  # in place of the name of a score
 
@@ -66,18 +61,11 @@ def calibrate_run(
         )
     choice = _choice(evaluation, score, alpha, by)
     detector = Detector(evaluation.model, evaluation.fitted(choice.score, search=search)).eval()
-    data: Any = whole.samples(detector.score, "val")
-    if rest is not None and isinstance(data, Loader):
-        calibration, transform = take(benchmark.val, rest), benchmark.transform_of("val")
-        data = Loader(calibration, transform, batch_size=whole.batch_size, device=whole.model.device)
-    elif rest is not None:
-        data = data.take(rest)
-    detector.calibrate(data, alpha, delta=delta, by_class=by_class)
-    trials = try_detector(detector, {role: evaluation.samples(detector.score, role) for role in evaluation.outliers()})
-    blind = problem(trials, alpha)
-    if blind:
-        _log.warning("%s", _advice(choice.score, blind, run))
-    detector.notes = {"choice": choice.as_json(), "trials": [asdict(trial) for trial in trials]}
+    calibration = whole if rest is None else whole.with_val(rest)
+    detector.calibrate(calibration.samples(detector.score, "val"), alpha, delta=delta, by_class=by_class)
+    outliers = {role: evaluation.samples(detector.score, role) for role in evaluation.outliers()}
+    truncates = truncate and run.config.truncation.rho_norm != 0
+    note_trials(detector, choice, try_detector(detector, outliers), truncates=truncates)
     notes = {"network": run.config.network, "width": run.config.width, "inputs": run.inputs.as_json()}
     detector.save(run.detector_path, notes)
     return detector, evaluation
@@ -108,13 +96,6 @@ def _choice(evaluation: Evaluation, score: str | None, alpha: float, by: By) -> 
         alpha=alpha,
         by=by,
     )
-
-
-def _advice(score: str, blind: str, run: Run) -> str:
-    cures = [] if score == DEFAULT else [f"--score {DEFAULT}"]
-    cures += ["--score auto with OOD data (--ood-val)", "another score"]
-    cures += ["training with --rho-norm 0"] if run.config.truncation.rho_norm else []
-    return f"{score}: this detector is blind to some inputs ({blind}); try {', '.join(cures[:-1])} or {cures[-1]}"
 
 
 def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Detector, Inputs]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -16,6 +17,8 @@ from .metrics import Interval, metrics, rate_interval
 from .model import ScoredModel
 from .scores import DEFAULT, applicable, build_score
 from .tables import to_markdown
+
+_log = logging.getLogger("spcp")
 
 By = Literal["detection_rate", "auroc"]
 
@@ -121,6 +124,19 @@ def problem(trials: Sequence[Trial], alpha: float) -> str:
     )
 
 
+def note_trials(detector: Detector, choice: Choice, trials: Sequence[Trial], *, truncates: bool = False) -> None:
+    """Note how a detector's score was chosen and what it was tried on, and warn where it is blind."""
+    assert detector.alpha is not None
+    detector.notes |= {"choice": choice.as_json(), "trials": [asdict(trial) for trial in trials]}
+    blind = problem(trials, detector.alpha)
+    if blind:
+        cures = [] if choice.score == DEFAULT else [f"--score {DEFAULT}"]
+        cures += ["--score auto with OOD validation data (--ood-val)", "another score"]
+        cures += ["training with --rho-norm 0"] if truncates else []
+        text = "%s: this detector is blind to some inputs (%s); try %s or %s"
+        _log.warning(text, choice.score, blind, ", ".join(cures[:-1]), cures[-1])
+
+
 def choose(
     model: ScoredModel,
     candidates: Mapping[str, Mapping[str, Any]],
@@ -178,7 +194,8 @@ def auto_detector(
 ) -> Detector:
     """Return a calibrated detector with the score that is best on OOD data; its `notes` say why.
 
-    The score is chosen on one part of `val` and calibrated on the other, so the guarantee of `Detector.calibrate` holds.
+    The score is chosen on one part of `val` and calibrated on the other, so the guarantee of `Detector.calibrate`
+    holds. A warning says on which OOD data the detector is blind.
 
     Args:
         model: any classifier, or a `ScoredModel`.
@@ -208,6 +225,5 @@ def auto_detector(
     if fitted is not None:
         detector.fit(fitted)
     detector.fit_held_out(reference).calibrate(rest, alpha)
-    trials = [asdict(trial) for trial in try_detector(detector, sets)]
-    detector.notes = {"choice": choice.as_json(), "trials": trials}
+    note_trials(detector, choice, try_detector(detector, sets))
     return detector
