@@ -4,6 +4,7 @@ import copy
 import gc
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -22,11 +23,12 @@ from torch import nn
 
 from spcp import SPCPLinear, apply_spcp, config, data, remove_spcp, training
 from spcp.bank import FeatureBank
+from spcp.conformal import split
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
 from spcp.files import read_tensors, write_tensors
 from spcp.model import ScoredModel
-from spcp.scores import SCORES, Score, build_score
+from spcp.scores import MEMBERS, SCORES, Consensus, Score, build_score
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -48,11 +50,11 @@ class Given(nn.Module):
 
 def test_too_few_samples_of_a_class() -> None:
     with pytest.raises(InputError, match=r"class 0: .* too few"):
-        Detector(model()).calibrate(torch.randn(60, 4), alpha=0.01, by_class=True)
+        Detector(model(), "energy").calibrate(torch.randn(60, 4), alpha=0.01, by_class=True)
 
 
 def test_more_alpha_flags_more() -> None:
-    detector, x = Detector(model()), torch.randn(500, 4)
+    detector, x = Detector(model(), "energy"), torch.randn(500, 4)
     flagged = [detector.calibrate(x, alpha).detect(x).is_ood for alpha in (0.01, 0.05, 0.2, 0.5)]
     for less, more in itertools.pairwise(flagged):
         assert (less <= more).all()
@@ -86,7 +88,7 @@ def test_detect() -> None:
     with pytest.raises(InputError, match="has no threshold yet; call calibrate"):
         Detector(Given()).detect(torch.randn(3, 1))
     with pytest.raises(InputError, match="1 of 2 calibration scores are not a number"):
-        Detector(Given()).calibrate(torch.tensor([[1.0], [float("nan")]]))
+        Detector(Given(), "energy").calibrate(torch.tensor([[1.0], [float("nan")]]))
     with pytest.raises(InputError, match="Mahalanobis is not fitted"):
         Detector(model(), "mds").calibrate(torch.randn(60, 4))
 
@@ -95,7 +97,7 @@ def test_by_class_each_class_has_a_threshold() -> None:
     torch.manual_seed(0)
     net = model()
     x = torch.randn(3000, 4)
-    detector = Detector(net).calibrate(x, alpha=0.1, by_class=True)
+    detector = Detector(net, "energy").calibrate(x, alpha=0.1, by_class=True)
     fresh = detector.detect(torch.randn(20_000, 4))
     for k in range(3):
         rows = fresh.predictions == k
@@ -118,7 +120,7 @@ def test_many_kinds_of_data() -> None:
         odin.detect(FeatureBank.of(torch.randn(3, 16), torch.randn(3, 3)))
 
 
-@pytest.mark.parametrize("score", ["energy", "mds", "knn", "ash-s", "react"])
+@pytest.mark.parametrize("score", ["energy", "mds", "knn", "ash-s", "react", "consensus"])
 def test_one_file_holds_everything(tmp_path: Path, score: str) -> None:
     """Also of a truncating head, for which the loading side needs a plain network only."""
     net = apply_spcp(model(), rho_norm=1.0, total_steps=5)
@@ -148,10 +150,10 @@ def test_without_truncation() -> None:
     for _ in range(5):
         net(torch.randn(64, 4))
     x = torch.randn(100, 4)
-    _, plain = Detector(net, truncate=False).scores(x)
-    _, truncated = Detector(net).scores(x)
+    _, plain = Detector(net, "energy", truncate=False).scores(x)
+    _, truncated = Detector(net, "energy").scores(x)
     truncating = Detector(net).bank(x)
-    torch.testing.assert_close(Detector(net, truncate=False).scores(truncating)[1], plain)
+    torch.testing.assert_close(Detector(net, "energy", truncate=False).scores(truncating)[1], plain)
     with torch.no_grad():
         h = net.eval()[:2](x)
         torch.testing.assert_close(plain, torch.logsumexp(nn.functional.linear(h, net[2].weight, net[2].bias), 1))
@@ -186,7 +188,7 @@ def test_training_methods_with_special_outputs(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("truncate", [True, False])
-@pytest.mark.parametrize("score", ["energy", "mds", "dice", "gradnorm"])
+@pytest.mark.parametrize("score", ["energy", "mds", "dice", "gradnorm", "consensus"])
 def test_exports_as_it_detects(score: str, truncate: bool) -> None:
     """As one graph, for batches of any size, though the network is in training mode."""
     net = apply_spcp(model(), rho_norm=1.0, total_steps=5)
@@ -397,3 +399,64 @@ def test_a_threshold_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its score threshold is not finite; check the calibration data"):
         detector.save(tmp_path / "d.safetensors")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("score", ["consensus", "react", "two-views"])
+def test_what_a_score_is_fitted_on_is_not_calibrated_on(tmp_path: Path, score: str) -> None:
+    """Also when the same data is given again, and after loading."""
+    x = torch.randn(1000, 4)
+    detector = Detector(model(), score)
+    reference, rest = split(1000, 0.05)
+    for _ in range(2):
+        detector.calibrate(x)
+        assert len(detector.calibration_scores) == len(rest) == 499
+        expected = Detector(model(), score).fit_held_out(x[reference]).calibrate(x[rest])
+        assert torch.equal(detector.calibration_scores, expected.calibration_scores)
+        assert torch.equal(detector.score_thresholds, expected.score_thresholds)
+        detector = Detector.load(detector.save(tmp_path / "d.safetensors"), model(1))
+    given = Detector(model(), score).fit_held_out(x[:100])
+    assert len(given.calibrate(x[100:]).calibration_scores) == 900  # nothing has to be set apart
+
+
+def test_the_promise_of_the_default() -> None:
+    """At most alpha of new ID samples are flagged, on average over calibration sets of 60 samples."""
+    rng = torch.Generator().manual_seed(0)
+    net = model()
+    new = torch.randn(500, 4, generator=rng)
+    detector = Detector(net).fit([(torch.randn(300, 4, generator=rng), torch.randint(3, (300,), generator=rng))])
+    rates = torch.tensor(
+        [
+            detector.calibrate(torch.randn(60, 4, generator=rng), 0.1).detect(new).is_ood.double().mean()
+            for _ in range(150)
+        ]
+    )
+    assert rates.mean() <= 0.1 + 3 * rates.std() / 150**0.5
+    assert rates.mean() >= 0.1 - 4 * rates.std() / 150**0.5
+
+
+def test_explain_says_which_members_and_features() -> None:
+    net = model()
+    x, y = torch.randn(300, 4), torch.randint(3, (300,))
+    detector = Detector(net).fit([(x, y)]).calibrate(torch.randn(200, 4))
+    new = torch.cat([torch.randn(5, 4), 30 * torch.ones(1, 4)])
+    detection, reasons = detector.detect(new), detector.explain(new)
+    assert [reason.is_ood for reason in reasons] == detection.is_ood.tolist()
+    assert [reason.p_value for reason in reasons] == detection.p_values.tolist()
+    assert [reason.prediction for reason in reasons] == detection.predictions.tolist()
+    score = detector.score
+    assert isinstance(score, Consensus)
+    for i, reason in enumerate(reasons):
+        assert set(reason.members) == set(MEMBERS["default"])
+        assert list(reason.members.values()) == sorted(reason.members.values())
+        product = sum(math.log(p) for p in reason.members.values())
+        if product > -100:  # p itself underflows for what is far away
+            assert product == pytest.approx(detection.scores[i].item(), abs=1e-3)
+        assert reason.contributions is not None
+        h = net[1](net[0](new[i]))
+        torch.testing.assert_close(reason.contributions.contributions, h * net[2].weight[reason.prediction])
+    far = reasons[-1]
+    assert far.is_ood
+    assert "rmds" in far.raised_by()
+    assert str(far).startswith("OOD, p = ")
+    (single,) = Detector(net, "energy").calibrate(x).explain(new[:1])
+    assert single.members == {"energy": single.p_value}

@@ -112,6 +112,15 @@ class FeatureBank:
         """Return the share of samples that are classified correctly."""
         return float((self.predictions == self.labels).double().mean())
 
+    def take(self, rows: Tensor) -> FeatureBank:
+        """Return the bank of some rows, given by sorted indices."""
+        parts, start = [], 0
+        for part in self._parts:
+            inside = rows[(rows >= start) & (rows < start + len(part.labels))] - start
+            parts.append(Part(*(tensor[inside] for tensor in part)))
+            start += len(part.labels)
+        return FeatureBank(parts)
+
     @torch.no_grad()
     def with_head(self, head: nn.Linear) -> FeatureBank:
         """Return a bank of the same features with the logits and predictions of another head."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from .bank import BATCH, FeatureBank, batches_of, extract
-from .conformal import p_values, threshold_rank
-from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
+from .conformal import p_values, split, threshold_rank
+from .contributions import Explanation, SPCPLinear, Truncation, apply_spcp, explanations_of, find_classifier
 from .errors import InputError, check_numbers
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
 from .model import ScoredModel
-from .scores import SCORES, Score, build_score, name_of
+from .scores import DEFAULT, SCORES, Consensus, Score, build_score, name_of
+from .scores.base import entering
 
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
 _ABOUT: Mapping[str, Any] = {  # what a file says about a detector, and of which type it is
@@ -49,21 +50,52 @@ class Detection(NamedTuple):
     is_ood: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Reasons:
+    """Why a detector decided about a sample as it did.
+
+    Attributes:
+        prediction: the predicted class.
+        score: larger is more in-distribution.
+        p_value: small for a sample unlike the calibration data.
+        is_ood: whether it is flagged.
+        members: the p-value of each member of a consensus, the smallest first; of another score, its own.
+        contributions: which features carried the prediction; None where no single linear layer makes the logits.
+    """
+
+    prediction: int
+    score: float
+    p_value: float
+    is_ood: bool
+    members: Mapping[str, float]
+    contributions: Explanation | None
+
+    def raised_by(self, alpha: float = 0.05) -> list[str]:
+        """Return the members for which the sample alone would be among the alpha least usual ID samples."""
+        return [name for name, p in self.members.items() if p <= alpha]
+
+    def __str__(self) -> str:
+        verdict = "OOD" if self.is_ood else "ID"
+        members = ", ".join(f"{name} {p:.3g}" for name, p in self.members.items())
+        return f"{verdict}, p = {self.p_value:.3g} ({members})\n{self.contributions or ''}".rstrip()
+
+
 class Detector(nn.Module):
     """A model, a score, and a calibrated threshold: a sample that scores below it is flagged as OOD.
 
-    Threads may share a detector; its network is run as it is and never changed, see `ScoredModel`.
+    Threads may share a detector; its network is run as it is and never changed, see `ScoredModel`. `notes` are the
+    user's, in JSON: they go into its file. `calibrate_run` notes which score it chose, and what it was tried on.
 
     Args:
         model: any classifier, or a `ScoredModel`, which brings the other three arguments along.
-        score: a fitted `Score`, or the name of one; a name is fitted by `fit`.
+        score: the name of a score, or a `Score`; "energy" is the paper's.
         truncate: False scores the network as if its SPCP heads were plain linear layers.
         method: the training method, where features, logits or predictions are not those of the network alone.
         classifier: the dotted name of the layer that makes the logits, where it cannot be inferred.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> detector = Detector(model, "energy").calibrate(torch.randn(200, 4), alpha=0.05)
+        >>> detector = Detector(model).calibrate(torch.randn(200, 4), alpha=0.05)
         >>> detector.detect(torch.randn(2, 4)).is_ood.shape
         torch.Size([2])
     """
@@ -75,7 +107,7 @@ class Detector(nn.Module):
     def __init__(
         self,
         model: nn.Module | ScoredModel,
-        score: str | Score = "energy",
+        score: str | Score = DEFAULT,
         *,
         truncate: bool = True,
         method: Method | None = None,
@@ -87,6 +119,10 @@ class Detector(nn.Module):
         self.model = model
         self.score = build_score(score) if isinstance(score, str) else score
         self.score.check_options()
+        if model.method is not None:
+            self.score.check_readable(model.method.readable, type(model.method).__name__)
+        self.splits = "val" in self.score.fitted_on and not self.score.is_fitted
+        self.notes: dict[str, Any] = {}
         self.alpha: float | None = None
         self.delta: float | None = None
         self.by_class = False
@@ -102,8 +138,20 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def fit(self, data: Any) -> Self:
-        """Fit the score on ID samples (inputs and labels in batches, or their bank)."""
-        self.score.fit(self.bank(data), self.model.head)
+        """Fit the score on the training data (inputs and labels in batches, or their bank), if it needs that."""
+        if "train" in self.score.fitted_on:
+            self.score.fit(self.bank(data), self.model.head)
+        return self
+
+    @torch.no_grad()
+    def fit_held_out(self, data: Any) -> Self:
+        """Fit the score on ID samples that are neither training nor calibration data, if it needs them.
+
+        Otherwise `calibrate` sets some of its samples apart for that.
+        """
+        if "val" in self.score.fitted_on:
+            self.score.fit_held_out(self.bank(data), self.model.head)
+            self.splits = False
         return self
 
     @torch.no_grad()
@@ -130,7 +178,11 @@ class Detector(nn.Module):
         return predictions, all_scores
 
     def calibrate(self, data: Any, alpha: float = 0.05, *, delta: float | None = None, by_class: bool = False) -> Self:
-        """Set the threshold on ID samples that neither the network nor the score was fitted on.
+        """Set the threshold on ID samples that neither the network nor the score was fitted or chosen on.
+
+        Where the score needs held-out ID samples itself, as a consensus does for its p-values, and was not given any by
+        `fit_held_out`, a part of `data` is for the score and the rest for the threshold, so that the guarantee is
+        exact: see `spcp.conformal.split`.
 
         Args:
             data: inputs (a tensor, or batches), or their bank.
@@ -138,6 +190,11 @@ class Detector(nn.Module):
             delta: if given, the false alarm rate is at most alpha with probability 1 - delta over the draw.
             by_class: set a threshold for each predicted class, so that the guarantee holds within each.
         """
+        if self.splits:
+            bank = self.bank(data)
+            reference, rest = split(len(bank), alpha, delta)
+            self.score.fit_held_out(bank.take(reference), self.model.head)
+            data = bank.take(rest)
         predictions, scores = self.scores(data)
         if scores.isnan().any():
             raise InputError(
@@ -160,8 +217,7 @@ class Detector(nn.Module):
 
     def decide(self, predictions: Tensor, scores: Tensor) -> Detection:
         """Compare scores with the threshold, and with the calibration scores for their p-values."""
-        if self.alpha is None:
-            raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
+        self._check_calibrated()
         calibration, thresholds = self.calibration_scores.cpu(), self.score_thresholds.cpu()
         if not self.by_class:
             p, threshold = p_values(scores, calibration), thresholds[0]
@@ -174,7 +230,36 @@ class Detector(nn.Module):
 
     def detect(self, data: Any) -> Detection:
         """Detect OOD samples among inputs (a tensor, or batches of them) or in a bank."""
+        self._check_calibrated()
         return self.decide(*self.scores(data))
+
+    @torch.no_grad()
+    def explain(self, x: Tensor) -> list[Reasons]:
+        """Say for each input of a batch what the decision about it is, which members raised it, and on which features.
+
+        The p-values of members are shares of held-out ID samples that score lower; the decision's own p-value is that
+        of their combination.
+        """
+        detection = self.detect(x)
+        names, p = [name_of(self.score)], detection.p_values[:, None]
+        contributions: Sequence[Explanation | None] = [None] * len(x)
+        features, logits, _ = self.model.outputs(x.to(self.model.device))
+        head, method = self.model.head, self.model.method
+        if isinstance(self.score, Consensus):
+            names = list(self.score.parts)
+            p = self.score.log_p_values(features.float(), logits.float(), head).exp().cpu()
+        if method is None or "weights" in method.readable:
+            contributions = explanations_of(entering(features, head), logits, head)
+        reasons = []
+        columns = zip(*(column.tolist() for column in detection), p.tolist(), contributions, strict=True)
+        for prediction, score, p_value, is_ood, values, explanation in columns:
+            members = dict(sorted(zip(names, values, strict=True), key=lambda item: item[1]))
+            reasons.append(Reasons(prediction, score, p_value, is_ood, members, explanation))
+        return reasons
+
+    def _check_calibrated(self) -> None:
+        if self.alpha is None:
+            raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions, scores and `is_ood` of a batch, as one graph: for export."""
@@ -186,7 +271,7 @@ class Detector(nn.Module):
         return predictions, scores, ~(scores >= threshold)
 
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
-        """Save weights, score and calibration in one safetensors file; `read_notes` gives the notes back."""
+        """Save weights, score, calibration and notes in one safetensors file; `notes` are added to the detector's."""
         path = Path(path).expanduser()
         about: dict[str, Any] = {
             "score": name_of(self.score),
@@ -196,8 +281,9 @@ class Detector(nn.Module):
             "alpha": self.alpha,
             "delta": self.delta,
             "by_class": self.by_class,
+            "splits": self.splits,
             "method": _description(self.model.method),
-            "notes": dict(notes or {}),
+            "notes": self.notes | dict(notes or {}),
         }
         self._check_calibration()
         transient = _transient(self.model.method)
@@ -241,6 +327,7 @@ class Detector(nn.Module):
             score = build_score(about["score"], **about["options"])
         detector = cls(ScoredModel(network, method, classifier=name, truncate=about["truncate"]), score)
         detector.alpha, detector.delta, detector.by_class = about["alpha"], about["delta"], about["by_class"]
+        detector.splits, detector.notes = about.get("splits", False), about["notes"]
         for name in _CALIBRATION:
             setattr(detector, name, torch.empty_like(tensors[name]))
         try:

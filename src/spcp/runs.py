@@ -3,7 +3,8 @@
 `config.json` (complete: the same command continues or repeats it), `inputs.json` (what the network expects, and what
 its classes are called), `metrics.jsonl` (a line an epoch), `last.safetensors` and `best.safetensors` (by ID
 validation), `environment.json` (versions, device, threads and instruction sets, from which epoch on),
-`state.safetensors` (everything that the next step depends on), and `detector.safetensors`, once it is calibrated.
+`state.safetensors` (everything that the next step depends on), `chosen_on.json`, if it was chosen among others on
+validation data, and `detector.safetensors`, once it is calibrated.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .config import Config, build_method, build_network
@@ -116,6 +118,31 @@ class Run:
     def detector_path(self) -> Path:
         """Where the calibrated detector is, once there is one."""
         return self.folder / "detector.safetensors"
+
+    def note_choice(self, benchmark: Benchmark, rows: Tensor) -> None:
+        """Keep which validation samples the run's settings were chosen on: those cannot calibrate it any more."""
+        record = {"benchmark": benchmark.name, "samples": len(benchmark.val or ()), "rows": rows.tolist()}
+        with written(self.folder / "chosen_on.json") as file:
+            file.write((json.dumps(record) + "\n").encode())
+
+    def chosen_on(self, benchmark: Benchmark) -> Tensor | None:
+        """Return the validation samples that the run's settings were chosen on; None if they were not, or on others."""
+        path = self.folder / "chosen_on.json"
+        if not path.exists():
+            return None
+        try:
+            record = json.loads(path.read_text())
+            name, samples, rows = record["benchmark"], int(record["samples"]), torch.tensor(record["rows"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); run spcp tune again") from error
+        if name != benchmark.name:
+            return None
+        if samples != len(benchmark.val or ()):
+            raise InputError(
+                f"{self.folder}: its settings were chosen on a part of {samples} validation samples, but {name} has "
+                f"{len(benchmark.val or ())} now; calibrate with the data of then, or run spcp tune again"
+            )
+        return rows.long()
 
     def benchmark(self) -> Benchmark:
         """Load the data: as the folder describes it (`benchmark.toml`), or by the name in the settings."""

@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument
 
 from .app import command
-from .options import Alpha, check_alpha, option
+from .options import Alpha, ScoreName, check_alpha, option
 from .output import note
 from .training import calibrate_if_possible
 from .user_data import DESCRIPTION, DataOptions
@@ -21,6 +21,7 @@ def adopt_command(
     weights: Annotated[Path | None, option("Its state dict as safetensors.")] = None,
     out: Annotated[Path, option("Folder of the run.", "--out", "-o")] = Path("runs/adopted"),
     alpha: Alpha = 0.05,
+    score: ScoreName = None,
 ) -> None:
     """Make a run of a model that is already trained, and calibrate it: eval, detect, patterns and report then work.
 
@@ -35,4 +36,4 @@ def adopt_command(
         source = DESCRIPTION if data.id_ else data.source(out)
         run = adopt(model, out, benchmark, source=source, weights=weights, root=data.root)
     note(f"run: {out}")
-    calibrate_if_possible(run, alpha)
+    calibrate_if_possible(run, alpha, score)

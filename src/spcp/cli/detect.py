@@ -23,6 +23,7 @@ def detect_command(
     run: Annotated[
         Path | None, option(f"A calibrated run, or its detector.safetensors; default: {LATEST}.", "--run", "-r")
     ] = None,
+    explain: Annotated[bool, option("Add the p-value of each member of a consensus.", "--explain")] = False,
     model: Model = None,
     as_json: Json = False,
 ) -> None:
@@ -42,7 +43,7 @@ def detect_command(
     if not paths:
         raise InputError("there are no files to classify; name some")
     detector, inputs = load_detector(latest_run(run, "detector.safetensors"), network=model)
-    results = track(detect_files(detector, inputs, paths), "detecting", len(paths))
+    results = track(detect_files(detector, inputs, paths, explain=explain), "detecting", len(paths))
     rows = [result.as_record() for result in results]
     show(rows, as_json, for_people=_for_people)
     ood, unreadable = sum(row["is_ood"] is True for row in rows), sum("problem" in row for row in rows)
@@ -55,4 +56,7 @@ def detect_command(
 
 def _for_people(row: Record) -> Record:
     verdict = {True: "OOD", False: "ID", None: "unreadable"}[row["is_ood"]]
-    return {"file": row["file"], "verdict": verdict} | {key: row[key] for key in row if key not in ("file", "is_ood")}
+    shown = {"file": row["file"], "verdict": verdict} | {key: row[key] for key in row if key not in ("file", "is_ood")}
+    if "members" in row:
+        shown["members"] = ", ".join(f"{name} {p:.2g}" for name, p in row["members"].items())
+    return shown

@@ -36,6 +36,15 @@ Scores = Annotated[str | None, option("Names, separated by commas; default: all 
 Truncate = Annotated[bool, option("Truncate contributions, if the network was trained so.", "--truncate/--no-truncate")]
 Root = Annotated[Path | None, data_option("Folder of the data sets; default: $SPCP_DATA, else data/.")]
 Model = Annotated[str | None, option("The code that builds the run's network: package.module:function.")]
+ScoreName = Annotated[
+    str | None,
+    option(
+        "See `spcp scores`; auto: the best on OOD validation data; auto-proxies: where there is none, on outliers made "
+        "of ID samples; default: consensus.",
+        "--score",
+        "-s",
+    ),
+]
 Alpha = Annotated[float, option("Largest false alarm rate: the share of ID samples that may be flagged as OOD.")]
 
 

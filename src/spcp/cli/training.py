@@ -15,6 +15,7 @@ from .user_data import DESCRIPTION, DataOptions
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..detector import Detector
     from ..runs import Run
 
 NETWORKS = "cnn, resnet18, wideresnet28, densenet100, audio_cnn, mlp, ..."
@@ -56,18 +57,34 @@ class TrainingOptions:
         return replace(config, benchmark=DESCRIPTION) if data.id_ else config
 
 
-def calibrate_if_possible(run: Run, alpha: float) -> None:
+def calibrate_if_possible(run: Run, alpha: float, score: str | None = None) -> None:
     """Leave a calibrated detector in the folder of a run, if there is enough validation data."""
     from ..calibration import calibrate_run
 
     try:
-        detector, evaluation = calibrate_run(run, alpha=alpha)
+        detector, evaluation = calibrate_run(run, score, alpha=alpha)
     except InputError as error:
         print(printable(f"spcp: not calibrated: {error}"), file=sys.stderr)
         return
     note(f"validation accuracy {100 * evaluation.bank('val').accuracy():.1f} %")
+    note_choice(detector)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
     note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")
+
+
+def note_choice(detector: Detector) -> None:
+    """Say which score a detector has and why, and what it flags of the outliers it was tried on."""
+    from ..choice import Choice, trials_from_json
+
+    choice, trials = Choice.from_json(detector.notes["choice"]), trials_from_json(detector.notes["trials"])
+    members = f" ({', '.join(detector.score.options['members'])})" if "members" in detector.score.options else ""
+    note(f"score: {choice.score}{members}; {choice.reason}")
+    if choice.candidates:
+        note(choice.table().rstrip())
+    for given, what in ((True, "OOD validation data"), (False, "outliers made of ID samples")):
+        rates = [f"{t.dataset.split('/', 1)[1]} {100 * t.detection_rate:.1f} %" for t in trials if t.given is given]
+        if rates:
+            note(f"flagged of {what} at alpha = {detector.alpha:g}: {', '.join(rates)}")
 
 
 def model_option(config: Config) -> str:
