@@ -264,11 +264,11 @@ def test_threads_may_share_a_detector(name: str, hooked: bool) -> None:
 
 def test_changes_of_the_network_between_two_calls_count() -> None:
     net, x = in_training(hooked=False), torch.randn(8, 4)
-    detector = Detector(net).calibrate(torch.randn(99, 4))
+    detector = Detector(net, "energy").calibrate(torch.randn(99, 4))
     detector.detect(x)
 
     def anew() -> torch.Tensor:
-        return Detector(copy.deepcopy(net).eval()).scores(x)[1]
+        return Detector(copy.deepcopy(net).eval(), "energy").scores(x)[1]
 
     def changes() -> Iterator[None]:
         with torch.no_grad():
@@ -351,7 +351,7 @@ def test_a_child_of_a_process_whose_threads_detect_does_not_hang() -> None:
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     """Never another exception, never another decision: all of the file is under its checksum."""
     net = apply_spcp(model(), rho_norm=1.0, beta=1.0, initial_threshold=0.5)
-    path = Detector(net).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    path = Detector(net, "energy").calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
     content = path.read_bytes()
     for seed in range(200):
         bad = damage.damaged(content, random.Random(seed))
@@ -383,7 +383,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 )
 def test_what_no_calibration_gives_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     """Also where the checksum is right."""
-    path = Detector(model()).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    path = Detector(model(), "energy").calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
     tensors, notes = read_tensors(path)
     tensors |= {name: value for name, value in change.items() if name in tensors}
     about = json.loads(notes["detector"]) | {name: value for name, value in change.items() if name not in tensors}
@@ -394,7 +394,7 @@ def test_what_no_calibration_gives_is_refused(tmp_path: Path, change: dict[str, 
 
 
 def test_a_threshold_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
-    detector = Detector(model()).calibrate(torch.randn(99, 4))
+    detector = Detector(model(), "energy").calibrate(torch.randn(99, 4))
     detector.score_thresholds[0] = float("nan")
     with pytest.raises(InputError, match="its score threshold is not finite; check the calibration data"):
         detector.save(tmp_path / "d.safetensors")
