@@ -173,3 +173,10 @@ def test_augmentations() -> None:
 def test_bad_transforms(options: dict[str, object], message: str) -> None:
     with pytest.raises(data.DataError, match=message):
         data.ImageTransform(**({"resize": 32, "crop": 32, "mean": (0.5,), "std": (0.5,)} | options))  # type: ignore[arg-type]
+
+
+def test_an_image_that_cannot_be_made_grey(tmp_path: Path) -> None:
+    Image.new("LAB", (16, 16)).save(tmp_path / "a.tiff")
+    grey = data.ImageTransform(8, 8, (0.5,), (0.5,))
+    with pytest.raises(data.DataError, match=r"a.tiff: an image of mode LAB cannot be made L .*; convert it"):
+        list(data.Loader(data.read_folder(tmp_path), grey, cache=False))

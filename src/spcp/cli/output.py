@@ -17,6 +17,11 @@ def note(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
+def show_text(text: object) -> None:
+    """Print a result that is a line of text, such as a path."""
+    print(printable(str(text)) if sys.stdout.isatty() else text)
+
+
 def show(
     rows: Sequence[Record], as_json: bool = False, title: str = "", for_people: Callable[[Record], Record] | None = None
 ) -> None:

@@ -76,7 +76,7 @@ def open_image(source: Path | Any) -> Any:
         with image_module.open(source) as image:
             image.load()
             return image
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError, image_module.DecompressionBombError) as error:
+    except Exception as error:  # a damaged file can raise anything
         raise DataError(f"{source}: not a readable image ({error}); repair or remove it") from error
     finally:
         setattr(file_module, _LENIENT, lenient)
@@ -106,7 +106,10 @@ def with_channels(image: Any, channels: int) -> Any:
             f"an image of mode {image.mode} (32-bit pixels) has no range to scale from; save it with 8 or 16 bits"
         )
     mode = "L" if channels == 1 else "RGB"
-    return image if image.mode == mode else image.convert(mode)
+    try:
+        return image if image.mode == mode else image.convert(mode)
+    except ValueError as error:
+        raise DataError(f"an image of mode {image.mode} cannot be made {mode} ({error}); convert it") from error
 
 
 def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:
