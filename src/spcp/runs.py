@@ -18,15 +18,13 @@ from typing import Any
 from torch import Tensor, nn
 
 from .config import Config, build_method, build_network
-from .contributions import apply_spcp
 from .data import Benchmark, Inputs, load_benchmark
 from .detector import Detector
 from .errors import InputError
 from .files import read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
-from .networks import Network, adapt
-from .networks.adapted import Adapted
+from .networks import Network, adapt, put_weights
 
 GIVEN = {"custom_network", "custom_method"}  # what a config file holds besides the settings
 
@@ -182,8 +180,8 @@ def adopt(
     return Run.open(folder, network=name)
 
 
-def load_weights(network: Network, path: Path) -> dict[str, Tensor]:
-    """Put the weights of a file, or of a run's folder, into a network that was built alike; return all its tensors."""
+def load_weights(network: Network, path: Path, *, new_classifier: bool = False) -> dict[str, Tensor]:
+    """Put the weights of a file, or of a run's folder, into a network, see `put_weights`; return all its tensors."""
     path = path / "last.safetensors" if path.is_dir() else path
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         raise InputError(
@@ -191,22 +189,7 @@ def load_weights(network: Network, path: Path) -> dict[str, Tensor]:
             "weights_only=True), 'weights.safetensors')"
         )
     tensors, _ = read_tensors(path)
-    weights = {name: value for name, value in tensors.items() if not name.startswith("method.")}
-    if isinstance(network, Adapted) and not any(name.startswith(("body.", "classifier.")) for name in weights):
-        weights = network.renamed(weights)  # of the model itself, not of a run
-    if "classifier.threshold" in weights and type(network.classifier) is nn.Linear:
-        apply_spcp(network, rho_norm=0.0, classifier="classifier")  # how it truncates is in the file
-    state = network.state_dict()
-    wrong = sorted(weights.keys() ^ state.keys()) or [
-        key for key in state if isinstance(state[key], Tensor) and state[key].shape != weights[key].shape
-    ]
-    wrong = [key for key in wrong if not key.endswith("_extra_state")]
-    if wrong:
-        raise InputError(
-            f"{path}: its weights belong to another network ({wrong[0]} differs); name the network, width and method "
-            "they were trained with"
-        )
-    network.load_state_dict(weights)
+    put_weights(network, tensors, str(path), new_classifier=new_classifier)
     return tensors
 
 

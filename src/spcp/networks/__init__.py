@@ -12,6 +12,7 @@ from .resnet import resnet18_224 as resnet18_224
 from .small import audio_cnn as audio_cnn
 from .small import cnn as cnn
 from .small import mlp as mlp
+from .weights import put_weights as put_weights
 from .whitened import whitened_cnn as whitened_cnn
 from .wideresnet import wideresnet28 as wideresnet28
 

@@ -93,7 +93,7 @@ def train(
     inputs = benchmark.inputs()
     net = build_network(config, inputs, code=config.network) if network is None else adapt(copy.deepcopy(network))
     if config.start:
-        load_weights(net, Path(config.start).expanduser())
+        load_weights(net, Path(config.start).expanduser(), new_classifier=True)
 
     share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
     loader = augmented(benchmark, config.augment).loader(
