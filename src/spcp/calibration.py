@@ -52,7 +52,9 @@ def calibrate_run(
     detector = Detector(model, evaluation.fitted(name, search=search)).eval()
     loader = Loader(calibration, benchmark.transform_of("val"), batch_size=evaluation.batch_size, device=model.device)
     detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
-    notes = {"network": run.config.network, "width": run.config.width, "inputs": run.inputs.as_json()}
+    config = run.config
+    notes = {"network": config.network, "width": config.width, "architecture": config.architecture}
+    notes |= {"inputs": run.inputs.as_json()}
     detector.save(run.detector_path, notes)
     return detector, evaluation
 
@@ -68,7 +70,8 @@ def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Dete
         return run.detector(), run.inputs
     notes = read_notes(path)
     try:
-        config, inputs = Config(network=notes["network"], width=notes["width"]), Inputs.from_json(notes["inputs"])
+        config = Config(network=notes["network"], width=notes["width"], architecture=notes.get("architecture"))
+        inputs = Inputs.from_json(notes["inputs"])
     except (KeyError, DataError) as error:
         raise InputError(
             f"{path}: does not name its network; load it with spcp.Detector.load(path, network)"

@@ -30,7 +30,8 @@ class Config:
     images: int | None = None  # to train on, the first ones of each class; None: all
     augment: str = "full"  # as the benchmark has it; "flip": mirrored, not shifted; "none"
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's: tau, penalty, ...
-    network: str = "cnn"  # or code: "package.module:function", "model.pt2"
+    network: str = "cnn"  # or "timm:...", "hf:...", "torchvision:..."; or code: "package.module:function", "model.pt2"
+    architecture: Mapping[str, Any] | None = None  # of a network of Hugging Face; None: as its name says
     width: int | None = None  # None: the network's default
     start: str | None = None  # weights to start from (safetensors), as UMAP needs them
     epochs: int = 40
@@ -113,6 +114,9 @@ DEPARTURES: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
     ("logitnorm", "imagenet200"): {"rho_norm": 2.0},
 }
 
+# For a network that is trained already, where the benchmark's own settings are for one that is not.
+FINE_TUNING = {"epochs": 10, "batch_size": 32, "lr": 0.01}
+
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 5.0)  # the paper's values of rho_norm
 LARGE_SIDE = 64  # pixels, above which a network for 224 x 224 pixels is faster and better
 
@@ -146,6 +150,8 @@ def config_for(
     if "warmup" in settings:  # the same share of a shorter or longer run
         settings["warmup"] = round(settings["warmup"] * changes.get("epochs", settings["epochs"]) / settings["epochs"])
     settings["options"] = settings.get("options", {}) | changes.pop("options", {})
+    if networks.is_pretrained(changes.get("network", "")):
+        settings |= {"architecture": networks.architecture_of(changes["network"]), **FINE_TUNING}
     try:
         settings["truncation"] = Truncation(**truncation)
     except (TypeError, ValueError) as error:
@@ -206,13 +212,21 @@ def build_method(config: Config) -> Method:
         raise InputError(f"{config.method}: {error}") from error
 
 
-def build_network(config: Config, inputs: Inputs, *, code: str | None = None) -> Network:
+def build_network(
+    config: Config, inputs: Inputs, *, code: str | None = None, weights: networks.Weights = "none"
+) -> Network:
     """Build the network of a run, for the classes and channels of its data (`Benchmark.inputs`).
 
     A config may name code: "package.module:function", "model.pt2". It comes from a file, maybe of somebody else, so
-    code is run only if the caller names the same in `code`.
+    code is run only if the caller names the same in `code`. `weights` are those that a pretrained network comes with,
+    see `spcp.networks.build_pretrained`.
     """
     name, num_classes = config.network, len(inputs.class_names)
+    if networks.is_pretrained(name):
+        if config.width is not None:
+            raise InputError(f"{name}: is trained already, and has no width to set; leave it out")
+        built = networks.build_pretrained(name, num_classes, architecture=config.architecture, weights=weights)
+        return networks.tried(built, name, inputs.shape)
     if networks.is_code(name):
         if name != code:
             raise InputError(
@@ -224,7 +238,10 @@ def build_network(config: Config, inputs: Inputs, *, code: str | None = None) ->
         return networks.load_model(name, num_classes, inputs.shape)
     if name not in networks.NETWORKS:
         names = ", ".join(networks.NETWORKS)
-        raise InputError(f"no network {name!r}; there are {names}, or your code as package.module:function")
+        raise InputError(
+            f"no network {name!r}; there are {names}; pretrained ones as timm:NAME, hf:NAME or torchvision:NAME; or "
+            "your code as package.module:function"
+        )
     build: Any = networks.NETWORKS[name]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}
     if "inputs" in inspect.signature(build).parameters:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,7 +25,9 @@ from .errors import InputError
 from .files import read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
-from .networks import Network, adapt, put_weights
+from .networks import Network, adapt, architecture_of, is_pretrained, put_weights
+
+_log = logging.getLogger("spcp")
 
 GIVEN = {"custom_network", "custom_method"}  # what a config file holds besides the settings
 
@@ -154,7 +157,8 @@ def adopt(
     """Make a run of a model that is trained already, so that all that works on runs works on it.
 
     Args:
-        name: of the network: "package.module:function", "model.pt2", or one of this library's.
+        name: of the network: "package.module:function", "model.pt2", "timm:...", "hf:..." (also a folder of
+            `save_pretrained`), "torchvision:...", or one of this library's.
         folder: for the run; a new one.
         benchmark: the data it was trained for.
         source: what `load_benchmark` finds it by; by default its name.
@@ -165,9 +169,17 @@ def adopt(
     if (folder / "config.json").exists():
         raise InputError(f"{folder}: holds a run; choose another folder")
     start, where = (None if path is None else str(path) for path in (weights, root))
-    config = Config(benchmark=source or benchmark.name, network=name, epochs=0, start=start, root=where)
+    architecture = architecture_of(name) if is_pretrained(name) else None
+    config = Config(
+        benchmark=source or benchmark.name,
+        network=name,
+        architecture=architecture,
+        epochs=0,
+        start=start,
+        root=where,
+    )
     inputs = benchmark.inputs()
-    network = build_network(config, inputs, code=name)
+    network = build_network(config, inputs, code=name, weights="none" if weights else "all")
     if network.num_classes != len(inputs.class_names):
         raise InputError(
             f"{name}: has {network.num_classes} outputs, but {benchmark.name} has {len(inputs.class_names)} classes; "
@@ -189,7 +201,9 @@ def load_weights(network: Network, path: Path, *, new_classifier: bool = False) 
             "weights_only=True), 'weights.safetensors')"
         )
     tensors, _ = read_tensors(path)
-    put_weights(network, tensors, str(path), new_classifier=new_classifier)
+    kept = put_weights(network, tensors, str(path), new_classifier=new_classifier)
+    if not kept:
+        _log.warning("%s: its classifier is for other classes; a new one is trained for %d", path, network.num_classes)
     return tensors
 
 

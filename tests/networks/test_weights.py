@@ -113,4 +113,4 @@ def test_a_classifier_for_other_classes(tmp_path: Path, caplog: pytest.LogCaptur
     load_weights(network, tmp_path / "weights.safetensors", new_classifier=True)
     assert torch.equal(network.classifier.weight, kept)
     assert torch.equal(network.state_dict()["body.body.0.weight"], trained.body[0].weight)
-    assert "is for 11 classes; a new one is trained for 5" in caplog.text
+    assert "is for other classes; a new one is trained for 5" in caplog.text

@@ -16,7 +16,12 @@ from .user_data import DataOptions
 
 @command("adopt", panel="Train")
 def adopt_command(
-    model: Annotated[str, Argument(help="package.module:function, which builds it, or model.pt2 of torch.export.")],
+    model: Annotated[
+        str,
+        Argument(
+            help="package.module:function, which builds it; hf:FOLDER, timm:NAME, torchvision:NAME; or model.pt2."
+        ),
+    ],
     data: DataOptions,
     weights: Annotated[Path | None, option("Its state dict as safetensors.")] = None,
     out: Annotated[Path, option("Folder of the run.", "--out", "-o")] = Path("runs/adopted"),
@@ -25,11 +30,12 @@ def adopt_command(
     """Make a run of a model that is already trained, and calibrate it: eval, detect, patterns and report then work.
 
     [dim]spcp adopt mypackage.models:build --weights weights.safetensors --id photos/ --size 64
+    spcp adopt hf:my-vit/ --id photos/                                # a folder of save_pretrained
     spcp adopt model.pt2 -b cifar10[/dim]
     """
     check_alpha(alpha)
     model = code_name(model)
-    with data.described_in(out) as benchmark:
+    with data.described_in(out, network=model) as benchmark:
         from ..data import load_benchmark
         from ..runs import adopt
 

@@ -179,7 +179,8 @@ def _key(data: FileSet, transform: Transform) -> str:
         files.append((path, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
     how: tuple[object, ...] = (transform,)
     if isinstance(transform, ImageTransform):
-        how = (transform.resize, transform.crop, transform.channels, need("PIL", "pillow").__version__)
+        how = (transform.resize, transform.crop, transform.channels, transform.interpolation, transform.squash)
+        how += (need("PIL", "pillow").__version__,)
     return key_of("prepared", str(data.root.resolve()), files, how, "2")
 
 

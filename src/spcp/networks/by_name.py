@@ -20,6 +20,7 @@ from ..errors import InputError
 from .adapted import adapt, agree, logits_of
 from .base import Network
 from .exported import read_program
+from .pretrained import is_pretrained
 
 
 def is_code(name: str) -> bool:
@@ -28,7 +29,7 @@ def is_code(name: str) -> bool:
     >>> is_code("resnet18"), is_code("mypackage.models:build"), is_code("model.pt2")
     (False, True, True)
     """
-    return ":" in name or name.endswith(".pt2")
+    return (":" in name and not is_pretrained(name)) or name.endswith(".pt2")
 
 
 def load_model(name: str, num_classes: int, shape: tuple[int, ...]) -> Network:
@@ -41,6 +42,11 @@ def load_model(name: str, num_classes: int, shape: tuple[int, ...]) -> Network:
         shape: of a prepared sample.
     """
     model = read_program(Path(name)) if name.endswith(".pt2") else _built(name, num_classes)
+    return tried(model, name, shape)
+
+
+def tried(model: nn.Module, name: str, shape: tuple[int, ...]) -> Network:
+    """Return a model as a network, after it was tried on random samples of a shape."""
     batches = [torch.randn(count, *shape) for count in (2, 5)]
     try:
         theirs = [logits_of(model, x) for x in batches]

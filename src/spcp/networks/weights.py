@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
+import itertools
 from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor, nn
@@ -13,13 +12,9 @@ from ..errors import InputError
 from .adapted import Adapted
 from .base import Network
 
-_log = logging.getLogger("spcp")
 
-
-def put_weights(
-    network: Network, tensors: Mapping[str, Tensor], source: str, *, new_classifier: bool = False
-) -> None:
-    """Put weights into a network that was built alike.
+def put_weights(network: Network, tensors: Mapping[str, Tensor], source: str, *, new_classifier: bool = False) -> bool:
+    """Put weights into a network that was built alike; return whether its classifier is theirs.
 
     They may have the names of the network, as in a run, or of the model it was adapted from; wrappers of either
     ("module.", "model.", "_orig_mod.", ...) do not matter. Weights of an SPCP head bring its threshold along.
@@ -32,10 +27,8 @@ def put_weights(
     """
     weights, original = _under_our_names(network, tensors)
     theirs = weights.get("classifier.weight")
-    if new_classifier and theirs is not None and len(theirs) != network.num_classes:
-        _log.warning(
-            "%s: its classifier is for %d classes; a new one is trained for %d", source, len(theirs), network.num_classes
-        )
+    other = new_classifier and theirs is not None and len(theirs) != network.num_classes
+    if other:
         weights = {name: value for name, value in weights.items() if not name.startswith("classifier.")}
         weights |= {f"classifier.{name}": value for name, value in network.classifier.state_dict().items()}
     if "classifier.threshold" in weights and type(network.classifier) is nn.Linear:
@@ -57,6 +50,7 @@ def put_weights(
             "trained with"
         )
     network.load_state_dict(weights, strict=False)
+    return not other
 
 
 def _under_our_names(network: Network, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str]]:
@@ -82,5 +76,5 @@ def _common(names: Iterable[str]) -> str:
     >>> _common(["model.stem.weight", "model.stem.bias", "model.fc.weight"])
     'model.'
     """
-    paths = [name.split(".")[:-1] for name in names]
-    return "".join(f"{part}." for part in os.path.commonprefix(paths)) if paths else ""
+    levels = zip(*(name.split(".")[:-1] for name in names), strict=False)
+    return "".join(f"{level[0]}." for level in itertools.takewhile(lambda level: len(set(level)) == 1, levels))

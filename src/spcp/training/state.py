@@ -51,6 +51,11 @@ class TrainingState:
                     "another folder"
                 )
 
+    @property
+    def resumable(self) -> bool:
+        """Whether the folder holds a state to go on from."""
+        return (self.folder / "state.safetensors").exists()
+
     def claim(self, inputs: Inputs) -> None:
         """Write the settings into a new folder, and clean up after processes that were killed."""
         if self.writes:
@@ -126,7 +131,7 @@ class TrainingState:
     def resume(self, trainee: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
         """Go back to the last state, if there is one."""
         path = self.folder / "state.safetensors"
-        if not path.exists():
+        if not self.resumable:
             return False
         tensors, notes = files.read_tensors(path)
         try:
