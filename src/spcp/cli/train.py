@@ -64,8 +64,8 @@ def _advise(config: Config, benchmark: Benchmark | None) -> None:
     few = len(benchmark.train) < FEW and benchmark.transform.channels == 3
     if few and config.network in NETWORKS and config.start is None:
         note(
-            f"{len(benchmark.train)} images are few to train {config.network} from scratch; a pretrained network learns "
-            "more from them: --network timm:resnet18.a1_in1k (pip install 'spcp[pretrained]')"
+            f"{len(benchmark.train)} images are few to train {config.network} from scratch; a pretrained network "
+            "learns more from them: --network timm:resnet18.a1_in1k (pip install 'spcp[pretrained]')"
         )
 
 

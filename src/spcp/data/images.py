@@ -122,11 +122,10 @@ def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:
     """
     image_module = need("PIL.Image", "pillow")
     image = with_channels(image, transform.channels)
+    if transform.squash:
+        image = image.resize((transform.resize, transform.resize), transform.resampling)
     short = min(image.size)
-    width, height = (
-        transform.resize if side == short or transform.squash else int(transform.resize * side / short)
-        for side in image.size
-    )
+    width, height = (transform.resize if side == short else int(transform.resize * side / short) for side in image.size)
     if width * height > (image_module.MAX_IMAGE_PIXELS or math.inf):
         raise DataError(f"an image of {image.width} x {image.height} pixels would become {width} x {height}; remove it")
     left, top = (round((side - transform.crop) / 2.0) for side in (width, height))
