@@ -69,6 +69,8 @@ class Config:
                 raise InputError(f"{name} = {value!r} must be {what}, {limit}")
         if self.augment not in ("full", "flip", "none"):
             raise InputError(f'augment = {self.augment!r} must be "full", "flip" or "none"')
+        if not isinstance(self.architecture, Mapping | None):
+            raise InputError(f"architecture = {self.architecture!r:.60} must be a dictionary, or nothing")
         if not isinstance(self.options, Mapping):
             raise InputError(f"options = {self.options!r} must be a dictionary of the method's options, such as tau")
 

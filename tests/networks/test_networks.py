@@ -114,7 +114,7 @@ def test_models_by_name(tmp_path: Path) -> None:
     torch.testing.assert_close(exported.train()(x), original(x))
     torch.testing.assert_close(exported.forward_features(x), original.forward_features(x))
     for name, message in (
-        ("spcp.networks:nothing", "cannot be imported"),
+        ("spcp.networks:nothing", "cannot be called"),
         ("spcp.networks:adapt", "write a function that needs `num_classes` or nothing"),
         ("os:getcwd", "returns a str, not a model"),
         ("spcp.networks:resnet18", r"cannot be run on samples \(1, 12, 12\)"),

@@ -49,7 +49,10 @@ def put_weights(network: Network, tensors: Mapping[str, Tensor], source: str, *,
             f"{source}: its weights belong to another network ({wrong}); name the network, width and method they were "
             "trained with"
         )
-    network.load_state_dict(weights, strict=False)
+    try:
+        network.load_state_dict(weights, strict=False)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # what is no tensor: how a head truncates
+        raise InputError(f"{source}: is damaged ({error}); copy or train it again") from error
     return not other
 
 
