@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from pathlib import Path
+from typing import Any
 
+from . import __version__
 from .config import Config, build_network
-from .data import Benchmark, DataError, Inputs, Loader, take
+from .data import Benchmark, DataError, DataSet, Inputs, Loader, take
+from .data.prepared import data_fingerprint
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
@@ -26,6 +30,9 @@ def calibrate_run(
     benchmark: Benchmark | None = None,
 ) -> tuple[Detector, Evaluation]:
     """Calibrate the network of a run on its validation data, and save the detector in the run's folder.
+
+    Its notes (`spcp.detector.read_notes`) record the version, the date, the calibration data with a fingerprint, the
+    accuracy on the test data, and what is flagged of it and of each OOD set.
 
     Where the score is fitted on validation data, or its hyperparameters are searched on it, one half of the data is for
     that and the other for the threshold.
@@ -54,9 +61,35 @@ def calibrate_run(
     detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
     config = run.config
     notes = {"network": config.network, "width": config.width, "architecture": config.architecture}
-    notes |= {"inputs": run.inputs.as_json()}
+    notes |= {"inputs": run.inputs.as_json(), **_record(detector, evaluation, calibration)}
     detector.save(run.detector_path, notes)
     return detector, evaluation
+
+
+def flagged_shares(detector: Detector, evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Return the share that a detector flags of the test data, and of each near-OOD, far-OOD and shifted set."""
+    roles = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/", "shifted/"))]
+    rows = []
+    for role in ("test", *roles):
+        scores = evaluation.scores(detector.score, role)
+        flagged = detector.decide(evaluation.bank(role).predictions, scores).is_ood
+        rows.append({"dataset": role, "samples": len(flagged), "flagged": flagged.double().mean().item()})
+    return rows
+
+
+def _record(detector: Detector, evaluation: Evaluation, calibration: DataSet) -> dict[str, Any]:
+    """Return what to know about a detector that is shipped: when, with what and on what it was made, and its rates."""
+    return {
+        "spcp": __version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "calibration_data": {
+            "name": evaluation.benchmark.name,
+            "samples": len(calibration),
+            "fingerprint": data_fingerprint(calibration),
+        },
+        "accuracy": evaluation.bank("test").accuracy(),
+        "rates": flagged_shares(detector, evaluation),
+    }
 
 
 def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Detector, Inputs]:
