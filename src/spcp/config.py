@@ -117,7 +117,7 @@ DEPARTURES: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
 }
 
 # For a network that is trained already, where the benchmark's own settings are for one that is not.
-FINE_TUNING = {"epochs": 10, "batch_size": 32, "lr": 0.01}
+FINE_TUNING = {"epochs": 10, "lr": 0.01}
 
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 5.0)  # the paper's values of rho_norm
 LARGE_SIDE = 64  # pixels, above which a network for 224 x 224 pixels is faster and better
@@ -196,6 +196,8 @@ def _user_defaults(benchmark: str | Benchmark) -> dict[str, Any]:
             settings["network"] = "mlp"
         elif max(shape[1:]) > LARGE_SIDE:
             settings["network"] = "resnet18_224"
+        if benchmark.train is not None:  # few samples would make an epoch of one step
+            settings["batch_size"] = min(settings["batch_size"], max(16, len(benchmark.train) // 20))
         if num_classes < 10:
             settings["rho_norm"] = num_classes / 10  # more might truncate at a threshold below 0
     return settings
