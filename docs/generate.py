@@ -57,7 +57,12 @@ Costs are for a batch of B samples and N training samples, besides the one pass 
 | name | score | fitted on | searched |
 |---|---|---|---|
 """
-FITTED_ON = {"train": "training set", "val": "validation set", None: "nothing"}
+FITTED_ON = {
+    (): "nothing",
+    ("train",): "training set",
+    ("val",): "validation set",
+    ("train", "val"): "training and validation set",
+}
 
 
 def scores() -> str:

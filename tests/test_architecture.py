@@ -17,7 +17,7 @@ SOURCE = ROOT / "src" / "spcp"
 ROOMS = (
     *("errors", "files", "tables", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
-    *("fingerprint", "model", "moments", "bank", "scores", "metrics", "conformal", "detector"),
+    *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "detection", "tuning"),
     *("comparison", "report", "experiments", "demo", "cli"),
 )

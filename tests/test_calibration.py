@@ -13,10 +13,13 @@ from formats import write_image
 import spcp
 from spcp import data, training
 from spcp.calibration import calibrate_run, load_detector
+from spcp.choice import Choice
+from spcp.conformal import split
 from spcp.data.prepared import data_fingerprint
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
 from spcp.runs import Run
+from spcp.scores import DEFAULT, name_of
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning"
@@ -31,7 +34,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
 
 def test_calibrate_and_load(run: Run, tmp_path: Path) -> None:
     benchmark = training_run.benchmark()
-    detector, evaluation = calibrate_run(run, alpha=0.1, benchmark=benchmark)
+    detector, evaluation = calibrate_run(run, "energy", alpha=0.1, benchmark=benchmark)
     assert len(detector.calibration_scores) == 40
     x = torch.cat([x for x, _ in benchmark.loader("test")])
     expected = detector.detect(x)
@@ -81,11 +84,56 @@ def test_fingerprints_of_data(tmp_path: Path) -> None:
     assert data_fingerprint(data.ItemSet("s", [x])) is None
 
 
-def test_one_half_is_for_the_score_and_the_other_for_the_threshold(run: Run) -> None:
+def test_one_part_is_for_the_score_and_the_other_for_the_threshold(run: Run) -> None:
     benchmark = training_run.benchmark()
-    for score, search in (("react", False), ("energy", True)):
+    for score, search in (("react", False), ("energy", True), (None, False)):
         detector, evaluation = calibrate_run(run, score, search=search, benchmark=benchmark)
-        assert len(detector.calibration_scores) == len(evaluation.bank("val")) == 20
+        assert (len(evaluation.bank("val")), len(detector.calibration_scores)) == (21, 19)
+
+
+def test_auto_chooses_on_one_part_and_calibrates_on_the_other(run: Run) -> None:
+    plain = training_run.benchmark()
+    x = torch.full((60, 1, 12, 12), 255, dtype=torch.uint8)
+    x[::2] = 0
+    flat = data.TensorSet("flat", x, torch.full((60,), -1))
+    val = data.take(training_run.benchmark(240).train, range(120))
+    benchmark = dataclasses.replace(plain, val=val, ood_val={"flat": flat})
+    detector, evaluation = calibrate_run(run, "auto", benchmark=benchmark)
+    rest = split(120)[1]
+    assert len(detector.calibration_scores) == len(rest)
+    assert len(evaluation.bank("val")) == 120 - len(rest)
+    for choice in (detector.notes["choice"], read_notes(run.detector_path)["choice"], run.detector().notes["choice"]):
+        typed = Choice.from_json(choice)
+        assert typed.score == name_of(detector.score) or typed.score.startswith("consensus")
+        assert "on ood_val/flat" in typed.reason
+        assert {one.score for one in typed.candidates} >= {"energy", "knn", "consensus", "consensus-compact"}
+    assert {trial["dataset"] for trial in detector.notes["trials"]} >= {"ood_val/flat", "proxy/noise", "proxy/shuffled"}
+    without = dataclasses.replace(benchmark, ood_val={})
+    default = Choice.from_json(calibrate_run(run, "auto", benchmark=without)[0].notes["choice"])
+    assert (default.score, default.candidates) == (DEFAULT, ())
+    assert "there is no OOD validation data" in default.reason
+    made = Choice.from_json(calibrate_run(run, "auto-proxies", benchmark=without)[0].notes["choice"])
+    assert "on proxy/noise, proxy/blended" in made.reason
+    few = Choice.from_json(calibrate_run(run, "auto", alpha=0.1, benchmark=_with(plain, flat, 18))[0].notes["choice"])
+    assert "9 validation samples are too few" in few.reason or few.candidates
+
+
+def _with(benchmark: data.Benchmark, ood: data.DataSet, count: int) -> data.Benchmark:
+    assert benchmark.val is not None
+    return dataclasses.replace(benchmark, val=data.take(benchmark.val, range(count)), ood_val={"flat": ood})
+
+
+def test_a_blind_detector_is_not_shipped_silently(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+    """The worst possible OOD set for energy: its own calibration samples, with logits as large as they get."""
+    benchmark = training_run.benchmark()
+    like = data.TensorSet("like", benchmark.test.x, torch.full((40,), -1))  # type: ignore[union-attr]
+    with caplog.at_level("WARNING", logger="spcp"):
+        calibrate_run(run, "msp", benchmark=dataclasses.replace(benchmark, ood_val={"like": like}))
+    (message,) = (record.getMessage() for record in caplog.records)
+    assert message.startswith("msp: this detector is blind to some inputs (")
+    assert "% on ood_val/like" in message
+    assert "try --score consensus" in message
+    assert "--rho-norm 0" in message
 
 
 def test_without_truncation(run: Run) -> None:

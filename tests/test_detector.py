@@ -1,19 +1,34 @@
 from __future__ import annotations
 
+import copy
+import gc
 import itertools
+import json
+import math
+import os
+import random
+import re
+import subprocess
+import sys
 import threading
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import damage
 import pytest
 import torch
 from torch import nn
 
-from spcp import SPCPLinear, apply_spcp, config, data, training
+from spcp import SPCPLinear, apply_spcp, config, data, remove_spcp, training
 from spcp.bank import FeatureBank
+from spcp.conformal import split
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
-from spcp.scores import Score, build_score
+from spcp.files import read_tensors, write_tensors
+from spcp.model import ScoredModel
+from spcp.scores import MEMBERS, SCORES, Consensus, Score, build_score
 
 
 def model(seed: int = 0) -> nn.Sequential:
@@ -35,11 +50,11 @@ class Given(nn.Module):
 
 def test_too_few_samples_of_a_class() -> None:
     with pytest.raises(InputError, match=r"class 0: .* too few"):
-        Detector(model()).calibrate(torch.randn(60, 4), alpha=0.01, by_class=True)
+        Detector(model(), "energy").calibrate(torch.randn(60, 4), alpha=0.01, by_class=True)
 
 
 def test_more_alpha_flags_more() -> None:
-    detector, x = Detector(model()), torch.randn(500, 4)
+    detector, x = Detector(model(), "energy"), torch.randn(500, 4)
     flagged = [detector.calibrate(x, alpha).detect(x).is_ood for alpha in (0.01, 0.05, 0.2, 0.5)]
     for less, more in itertools.pairwise(flagged):
         assert (less <= more).all()
@@ -73,7 +88,7 @@ def test_detect() -> None:
     with pytest.raises(InputError, match="has no threshold yet; call calibrate"):
         Detector(Given()).detect(torch.randn(3, 1))
     with pytest.raises(InputError, match="1 of 2 calibration scores are not a number"):
-        Detector(Given()).calibrate(torch.tensor([[1.0], [float("nan")]]))
+        Detector(Given(), "energy").calibrate(torch.tensor([[1.0], [float("nan")]]))
     with pytest.raises(InputError, match="Mahalanobis is not fitted"):
         Detector(model(), "mds").calibrate(torch.randn(60, 4))
 
@@ -82,7 +97,7 @@ def test_by_class_each_class_has_a_threshold() -> None:
     torch.manual_seed(0)
     net = model()
     x = torch.randn(3000, 4)
-    detector = Detector(net).calibrate(x, alpha=0.1, by_class=True)
+    detector = Detector(net, "energy").calibrate(x, alpha=0.1, by_class=True)
     fresh = detector.detect(torch.randn(20_000, 4))
     for k in range(3):
         rows = fresh.predictions == k
@@ -105,7 +120,7 @@ def test_many_kinds_of_data() -> None:
         odin.detect(FeatureBank.of(torch.randn(3, 16), torch.randn(3, 3)))
 
 
-@pytest.mark.parametrize("score", ["energy", "mds", "knn", "ash-s", "react"])
+@pytest.mark.parametrize("score", ["energy", "mds", "knn", "ash-s", "react", "consensus"])
 def test_one_file_holds_everything(tmp_path: Path, score: str) -> None:
     """Also of a truncating head, for which the loading side needs a plain network only."""
     net = apply_spcp(model(), rho_norm=1.0, total_steps=5)
@@ -135,10 +150,10 @@ def test_without_truncation() -> None:
     for _ in range(5):
         net(torch.randn(64, 4))
     x = torch.randn(100, 4)
-    _, plain = Detector(net, truncate=False).scores(x)
-    _, truncated = Detector(net).scores(x)
+    _, plain = Detector(net, "energy", truncate=False).scores(x)
+    _, truncated = Detector(net, "energy").scores(x)
     truncating = Detector(net).bank(x)
-    torch.testing.assert_close(Detector(net, truncate=False).scores(truncating)[1], plain)
+    torch.testing.assert_close(Detector(net, "energy", truncate=False).scores(truncating)[1], plain)
     with torch.no_grad():
         h = net.eval()[:2](x)
         torch.testing.assert_close(plain, torch.logsumexp(nn.functional.linear(h, net[2].weight, net[2].bias), 1))
@@ -173,7 +188,7 @@ def test_training_methods_with_special_outputs(tmp_path: Path, name: str) -> Non
 
 
 @pytest.mark.parametrize("truncate", [True, False])
-@pytest.mark.parametrize("score", ["energy", "mds", "dice", "gradnorm"])
+@pytest.mark.parametrize("score", ["energy", "mds", "dice", "gradnorm", "consensus"])
 def test_exports_as_it_detects(score: str, truncate: bool) -> None:
     """As one graph, for batches of any size, though the network is in training mode."""
     net = apply_spcp(model(), rho_norm=1.0, total_steps=5)
@@ -192,24 +207,256 @@ def test_exports_as_it_detects(score: str, truncate: bool) -> None:
     assert torch.equal(is_ood, expected.is_ood)
 
 
-@pytest.mark.parametrize("score", ["energy", "dice", "odin", "two-views"])
-def test_threads_may_share_a_detector(score: str) -> None:
-    net = apply_spcp(model(), rho_norm=1.0, total_steps=5)
+class Layered(nn.Module):
+    """Has what evaluation mode changes: BatchNorm, dropout, and a head that truncates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Dropout(0.5))
+        self.fc = nn.Linear(16, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.body(x))
+
+
+def in_training(hooked: bool) -> Layered:
+    """A network in the middle of its training."""
+    torch.manual_seed(0)
+    net = apply_spcp(Layered(), rho_norm=0.3, total_steps=5)
     for _ in range(5):
         net(torch.randn(64, 4))
-    detector = Detector(net, score).fit([(torch.randn(300, 4), torch.randint(3, (300,)))]).calibrate(torch.randn(99, 4))
-    inputs = [torch.randn(16, 4) for _ in range(8)]
-    expected, wrong = [detector.detect(x) for x in inputs], []
+    if hooked:
+        net.fc.register_forward_pre_hook(lambda module, inputs: (inputs[0] * 1.5,))
+        net.fc.register_forward_hook(lambda module, inputs, output: output + 0.25)
+        net.body.register_forward_hook(lambda module, inputs, output: output + 0.125)
+    return net.train()
+
+
+@pytest.mark.parametrize("hooked", [False, True])
+@pytest.mark.parametrize("name", SCORES)
+def test_threads_may_share_a_detector(name: str, hooked: bool) -> None:
+    """Also one whose network is in training: nothing of it changes, and the scores are those of evaluation mode."""
+    net = in_training(hooked)
+    options = {"groups": [[0, 1]]} if name == "mos" else {}
+    detector = Detector(net, build_score(name, **options))
+    detector.fit([(torch.randn(300, 4), torch.randint(3, (300,)))]).calibrate(torch.randn(99, 4))
+    before = {key: value.clone() for key, value in net.state_dict().items()}
+    inputs, results = [torch.randn(16, 4) for _ in range(8)], [[] for _ in range(8)]  # type: ignore[var-annotated]
+    expected = [detector.detect(x) for x in inputs]
 
     def work(i: int) -> None:
-        for _ in range(20):
-            if not all(map(torch.equal, detector.detect(inputs[i]), expected[i])):
-                wrong.append(i)
+        results[i] += [detector.detect(inputs[i]) for _ in range(10)]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert not wrong
-    assert net.training
+    assert [len(each) for each in results] == [10] * 8  # no thread ended in an exception
+    for each, one in zip(results, expected, strict=True):
+        assert all(torch.equal(*pair) for result in each for pair in zip(result, one, strict=True))
+    assert all(module.training for module in net.modules())
+    assert all(torch.equal(value, before[key]) for key, value in net.state_dict().items())
+    assert len(net.fc._forward_hooks) == len(net.fc._forward_pre_hooks) == int(hooked)
+    evaluating = Detector(copy.deepcopy(net).eval(), detector.score)
+    assert all(torch.equal(evaluating.scores(x)[1], one.scores) for x, one in zip(inputs, expected, strict=True))
+
+
+def test_changes_of_the_network_between_two_calls_count() -> None:
+    net, x = in_training(hooked=False), torch.randn(8, 4)
+    detector = Detector(net).calibrate(torch.randn(99, 4))
+    detector.detect(x)
+
+    def anew() -> torch.Tensor:
+        return Detector(copy.deepcopy(net).eval()).scores(x)[1]
+
+    def changes() -> Iterator[None]:
+        with torch.no_grad():
+            net.fc.weight.mul_(2.0)
+            yield
+            net.body[1].running_mean.add_(1.0)
+            yield
+            net.fc.threshold.fill_(0.05)
+            yield
+        net.body[0] = nn.Linear(4, 16)
+        yield
+        net.body[2] = nn.Tanh()
+        yield
+        net.body[0].weight = nn.Parameter(torch.randn(16, 4))
+        yield
+        net.body[1].eps = 1.0
+        yield
+        net.body.append(nn.Softplus())
+        yield
+        remove_spcp(net)
+        yield
+        net.load_state_dict({key: value + 0.01 for key, value in net.state_dict().items()})
+        yield
+
+    last = detector.scores(x)[1]
+    for _ in changes():
+        assert torch.equal(detector.scores(x)[1], anew())
+        assert not torch.equal(last, anew())
+        last = anew()
+        net.train(not net.training)
+        assert torch.equal(detector.scores(x)[1], last)
+
+
+def test_what_a_view_held_is_freed_at_once() -> None:
+    """Views refer to the network's tensors: none may wait for the garbage collector."""
+    model = ScoredModel(Layered())
+    gc.disable()
+    try:
+        view = weakref.ref(model.head)
+        assert view() is None
+    finally:
+        gc.enable()
+
+
+FORK = """
+import os, signal, sys, threading, warnings
+import torch
+from spcp import Detector, networks
+warnings.simplefilter("ignore")
+torch.set_num_threads(2)
+detector = Detector(networks.cnn(100, width=8)).calibrate(torch.randn(99, 1, 12, 12))
+x = torch.randn(128, 1, 12, 12)
+expected, stop = detector.detect(x).scores, threading.Event()
+def work():
+    while not stop.is_set():
+        detector.detect(x)
+        Detector(networks.mlp(3, inputs=4, width=4))
+threads = [threading.Thread(target=work) for _ in range(2)]
+for thread in threads: thread.start()
+for _ in range(3):
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        again = Detector(detector.model.network).calibrate(torch.randn(99, 1, 12, 12)).detect(x)
+        os._exit(0 if torch.allclose(detector.detect(x).scores, expected) and len(again.scores) == 128 else 1)
+    ended = os.waitpid(child, 0)[1]
+    if ended: break
+stop.set()
+for thread in threads: thread.join()
+sys.exit(ended and 1)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_a_child_of_a_process_whose_threads_detect_does_not_hang() -> None:
+    environment = dict(os.environ, OMP_NUM_THREADS="2")
+    assert subprocess.run([sys.executable, "-c", FORK], env=environment, timeout=300).returncode == 0
+
+
+def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
+    """Never another exception, never another decision: all of the file is under its checksum."""
+    net = apply_spcp(model(), rho_norm=1.0, beta=1.0, initial_threshold=0.5)
+    path = Detector(net).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    content = path.read_bytes()
+    for seed in range(200):
+        bad = damage.damaged(content, random.Random(seed))
+        path.unlink()
+        path.write_bytes(bad)
+        if bad != content:
+            with pytest.raises(InputError, match=r"d.safetensors: .*; (calibrate it again|check the path)"):
+                Detector.load(path, model())
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"alpha": 2.0}, "alpha = 2.0 must be a number, from"),
+        ({"alpha": "0.05"}, "alpha = '0.05' is not valid"),
+        ({"delta": float("nan")}, "delta = nan must be"),
+        ({"by_class": True}, "its calibration scores are not those of 3 groups"),
+        ({"options": {"T": "cold"}}, "cannot be loaded"),
+        ({"method": {"name": "none"}}, "cannot be loaded"),
+        ({"classifier": "1"}, "classifier='1' is a ReLU"),
+        ({"score_thresholds": torch.tensor([float("nan")])}, "its score threshold is not finite"),
+        ({"score_thresholds": torch.tensor([-float("inf")])}, "its score threshold is not finite"),
+        ({"score_thresholds": torch.zeros(2)}, "its score threshold is not"),
+        ({"calibration_scores": torch.tensor([2.0, 1.0, *[3.0] * 97])}, "its calibration scores are not sorted"),
+        ({"calibration_scores": torch.tensor([*range(98), float("nan")])}, "its calibration scores are not sorted"),
+        ({"group_starts": torch.tensor([0, 98])}, "its calibration scores are not those of 1 groups"),
+        ({"group_starts": torch.tensor([0.0, 99.0])}, "its calibration scores are not those of 1 groups"),
+    ],
+)
+def test_what_no_calibration_gives_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
+    """Also where the checksum is right."""
+    path = Detector(model()).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    tensors, notes = read_tensors(path)
+    tensors |= {name: value for name, value in change.items() if name in tensors}
+    about = json.loads(notes["detector"]) | {name: value for name, value in change.items() if name not in tensors}
+    path.unlink()
+    write_tensors(path, tensors, {"detector": json.dumps(about)})
+    with pytest.raises(InputError, match=rf"d.safetensors: .*{re.escape(message)}"):
+        Detector.load(path, model())
+
+
+def test_a_threshold_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    detector = Detector(model()).calibrate(torch.randn(99, 4))
+    detector.score_thresholds[0] = float("nan")
+    with pytest.raises(InputError, match="its score threshold is not finite; check the calibration data"):
+        detector.save(tmp_path / "d.safetensors")
+    assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("score", ["consensus", "react", "two-views"])
+def test_what_a_score_is_fitted_on_is_not_calibrated_on(tmp_path: Path, score: str) -> None:
+    """Also when the same data is given again, and after loading."""
+    x = torch.randn(1000, 4)
+    detector = Detector(model(), score)
+    reference, rest = split(1000, 0.05)
+    for _ in range(2):
+        detector.calibrate(x)
+        assert len(detector.calibration_scores) == len(rest) == 499
+        expected = Detector(model(), score).fit_held_out(x[reference]).calibrate(x[rest])
+        assert torch.equal(detector.calibration_scores, expected.calibration_scores)
+        assert torch.equal(detector.score_thresholds, expected.score_thresholds)
+        detector = Detector.load(detector.save(tmp_path / "d.safetensors"), model(1))
+    given = Detector(model(), score).fit_held_out(x[:100])
+    assert len(given.calibrate(x[100:]).calibration_scores) == 900  # nothing has to be set apart
+
+
+def test_the_promise_of_the_default() -> None:
+    """At most alpha of new ID samples are flagged, on average over calibration sets of 60 samples."""
+    rng = torch.Generator().manual_seed(0)
+    net = model()
+    new = torch.randn(500, 4, generator=rng)
+    detector = Detector(net).fit([(torch.randn(300, 4, generator=rng), torch.randint(3, (300,), generator=rng))])
+    rates = torch.tensor(
+        [
+            detector.calibrate(torch.randn(60, 4, generator=rng), 0.1).detect(new).is_ood.double().mean()
+            for _ in range(150)
+        ]
+    )
+    assert rates.mean() <= 0.1 + 3 * rates.std() / 150**0.5
+    assert rates.mean() >= 0.1 - 4 * rates.std() / 150**0.5
+
+
+def test_explain_says_which_members_and_features() -> None:
+    net = model()
+    x, y = torch.randn(300, 4), torch.randint(3, (300,))
+    detector = Detector(net).fit([(x, y)]).calibrate(torch.randn(200, 4))
+    new = torch.cat([torch.randn(5, 4), 30 * torch.ones(1, 4)])
+    detection, reasons = detector.detect(new), detector.explain(new)
+    assert [reason.is_ood for reason in reasons] == detection.is_ood.tolist()
+    assert [reason.p_value for reason in reasons] == detection.p_values.tolist()
+    assert [reason.prediction for reason in reasons] == detection.predictions.tolist()
+    score = detector.score
+    assert isinstance(score, Consensus)
+    for i, reason in enumerate(reasons):
+        assert set(reason.members) == set(MEMBERS["default"])
+        assert list(reason.members.values()) == sorted(reason.members.values())
+        product = sum(math.log(p) for p in reason.members.values())
+        if product > -100:  # p itself underflows for what is far away
+            assert product == pytest.approx(detection.scores[i].item(), abs=1e-3)
+        assert reason.contributions is not None
+        h = net[1](net[0](new[i]))
+        torch.testing.assert_close(reason.contributions.contributions, h * net[2].weight[reason.prediction])
+    far = reasons[-1]
+    assert far.is_ood
+    assert "rmds" in far.raised_by()
+    assert str(far).startswith("OOD, p = ")
+    (single,) = Detector(net, "energy").calibrate(x).explain(new[:1])
+    assert single.members == {"energy": single.p_value}

@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from spcp import apply_spcp, data
+from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.evaluation import DEFAULT_SCORES, MEASURES, Evaluation, Result, Table, evaluate, over_seeds
 from spcp.metrics import metrics
@@ -77,7 +78,7 @@ def test_every_score_on_every_set_after_one_pass(net: Net, tmp_path: Path) -> No
     table = evaluate(net, blobs, folder=tmp_path)
     assert net.seen[0] == 600 + 150 + 200 + 100 + 120 + 90  # and nothing of what is not asked for
     assert {row.score for row in table.rows} == set(DEFAULT_SCORES)
-    assert set(DEFAULT_SCORES) | {"odin", "mos"} == set(SCORES)
+    assert set(DEFAULT_SCORES) | {"odin", "mos", "consensus-compact", "consensus-logits"} == set(SCORES)
     evaluation = Evaluation(net, blobs, folder=tmp_path)
     id_bank, ood_bank = evaluation.bank("test"), evaluation.bank("near/b")
     expected = metrics(id_bank.logits.logsumexp(1), ood_bank.logits.logsumexp(1))
@@ -124,8 +125,7 @@ def test_search_takes_the_first_of_the_best_without_another_pass(net: Net, tmp_p
         areas = {}
         for values in itertools.product(*kind.sweep.values()):
             score = kind(**{**options, **dict(zip(kind.sweep, values, strict=True))})
-            if score.fitted_on:
-                score.fit(evaluation.bank(score.fitted_on), evaluation.model.head)
+            evaluation.fit(score)
             validation = (score.scores(evaluation.bank(role), evaluation.model.head) for role in ("val", "ood_val/up"))
             areas[values] = metrics(*validation).auroc
         best = next(values for values in areas if areas[values] == max(areas.values()))
@@ -161,7 +161,7 @@ def test_forms_of_a_table(net: Net, tmp_path: Path) -> None:
     frame = table.to_pandas()
     assert frame.loc[frame.score == "mds", "auroc"].tolist() == [row.auroc for row in table.rows if row.score == "mds"]
     lines = table.markdown().splitlines()
-    assert lines[0] == "| score (FPR95 / AUROC) | a | b | near mean | c | far mean |"
+    assert lines[0] == "| score (FPR95 / AUROC / detection rate) | a | b | near mean | c | far mean |"
     assert [line.split(" | ")[0] for line in lines[2:4]] == ["| msp", "| mds"]
     best = 100 * max(table.get(name, "far", "c").auroc for name in ("msp", "mds"))
     assert f"**{best:.2f}**" in table.markdown()
@@ -246,3 +246,28 @@ def test_truncation_needs_no_other_pass(net: Net, tmp_path: Path) -> None:
     passed = net.seen[0]
     evaluate(net, benchmark(), ["energy", "knn"], truncate=False, folder=tmp_path)
     assert net.seen[0] == passed
+
+
+@pytest.mark.parametrize("name", ["energy", "react", "consensus"])
+def test_the_detection_rate_is_that_of_a_calibrated_detector(net: Net, tmp_path: Path, name: str) -> None:
+    evaluation = Evaluation(net, benchmark(), folder=tmp_path)
+    table = evaluation.table([name], alpha=0.1)
+    detector = Detector(net, name).fit(evaluation.bank("train")).calibrate(evaluation.bank("val"), 0.1)
+    for group, dataset in (("near", "a"), ("near", "b"), ("far", "c")):
+        row = table.get(name, group, dataset)
+        assert row.detection_rate == detector.detect(evaluation.bank(f"{group}/{dataset}")).is_ood.double().mean()
+        assert row.false_alarm_rate == detector.detect(evaluation.bank("test")).is_ood.double().mean()
+        assert row.detection_rate_interval is not None
+        assert row.detection_rate_interval[0] <= row.detection_rate <= row.detection_rate_interval[1]
+    mean = table.get(name, "near").detection_rate
+    assert mean == pytest.approx(sum(table.get(name, "near", part).detection_rate or 0 for part in "ab") / 2)
+    assert torch.equal(table.scores[name, "val"].sort().values, detector.calibration_scores)
+    record = table.get(name, "far", "c").as_record()
+    assert (record["alpha"], record["detection_rate_low"]) == (
+        0.1,
+        table.get(name, "far", "c").detection_rate_interval[0],
+    )
+    val = benchmark().val
+    assert val is not None
+    few = dataclasses.replace(benchmark(), val=data.take(val, range(15)))
+    assert Evaluation(net, few, folder=tmp_path).table([name]).rows[0].detection_rate is None

@@ -7,6 +7,7 @@ import dataclasses
 import html
 import io
 import json
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,6 +24,7 @@ from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.outcome import Cell, Support, judge
+from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
@@ -146,6 +148,27 @@ def test_other_data_is_scored_anew(folder: Path) -> None:
         scored = Lab(budget, folder / "smoke", seeds=1, log=lambda _: None).scored(row, 0)
         counts.append(scored["rows"][0]["n_ood"])
     assert counts == [100, 50, 100]
+
+
+def test_other_weights_are_scored_anew(tmp_path: Path) -> None:
+    """Whatever the times of the files: copies, clocks and restored backups set them as they like."""
+    runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None)
+    row = Row("Energy", benchmark="digits", score="msp")
+    first = runs.scored(row, 0)
+    path = runs.run(row, 0).folder / "last.safetensors"
+    (kept,) = (path.parent / "scored").iterdir()
+    written = kept.stat().st_mtime_ns
+    os.utime(path)  # newer than what was measured with it
+    assert runs.scored(row, 0) == first
+    assert kept.stat().st_mtime_ns == written
+    tensors, notes = read_tensors(path)
+    tensors["classifier.weight"] = tensors["classifier.weight"].flip(1)
+    write_tensors(path, tensors, notes)
+    os.utime(path, (1, 1))
+    again = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).scored(row, 0)
+    assert again["rows"] != first["rows"]
+    kept.write_text("{")
+    assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).scored(row, 0) == again
 
 
 def test_a_row_that_needs_no_rho_norm_trains_no_grid(tmp_path: Path) -> None:

@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
 from spcp.errors import InputError
-from spcp.files import read_tensors, sweep, write_tensors, written
+from spcp.files import locked, read_tensors, write_tensors, written
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -16,9 +23,6 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
     with pytest.raises(TypeError), written(path) as file:
         file.writelines([b"second", None])  # type: ignore[list-item]
     assert path.read_bytes() == b"first"
-    assert list(path.parent.iterdir()) == [path]
-    (path.parent / ".file.killed").write_text("")
-    sweep(path.parent, "file")
     assert list(path.parent.iterdir()) == [path]
 
 
@@ -34,3 +38,94 @@ def test_tensors_come_back(tmp_path: Path) -> None:
         read_tensors(path)
     with pytest.raises(InputError, match="there is no such file"):
         read_tensors(tmp_path / "nothing")
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from spcp.files import locked, written
+path = Path(sys.argv[1])
+with locked(path.parent) if sys.argv[2:] else written(path) as file:
+    print("there", flush=True)
+    sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def process(*arguments: object) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that writes a file, or locks its folder, until it is killed."""
+    command = [sys.executable, "-c", KILLED, *map(str, arguments)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "there\n"
+        yield other
+        other.send_signal(signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
+    """But not what another one is writing, nor a file that somebody else has beside it."""
+    path, others = tmp_path / "a[1]", tmp_path / ".a[1].swp"
+    others.write_text("an editor's")
+    with process(path):
+        assert len(list(tmp_path.iterdir())) == 2
+        with written(path) as file:
+            file.write(b"mine")
+        assert len(list(tmp_path.iterdir())) == 3
+    with written(path) as file:
+        file.write(b"mine")
+    assert sorted(tmp_path.iterdir()) == [others, path]
+
+
+def test_files_have_the_permissions_of_others_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process's mask holds, and is not changed for other threads."""
+    monkeypatch.setattr(os, "umask", None)
+    with written(tmp_path / "file") as file:
+        file.write(b"")
+    (tmp_path / "other").write_bytes(b"")
+    assert (tmp_path / "file").stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
+def test_one_process_writes_into_a_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "run"
+    with process(folder / "file", "lock") as other:
+        with pytest.raises(InputError, match=f"run: process {other.pid} on .* is writing into it; wait until it ends"):
+            locked(folder).__enter__()
+        refused: list[InputError] = []
+    with locked(folder):  # the killed one holds it no longer
+        (folder / "file").write_text("")
+        thread = threading.Thread(target=lambda: refused.extend(_refusals(folder)))
+        thread.start()
+        thread.join()
+        assert len(refused) == 1
+    assert [path.name for path in folder.iterdir()] == ["file"]
+    with locked(tmp_path / "new" / "run"):
+        assert (tmp_path / "new" / "run").is_dir()
+    assert not (tmp_path / "new").exists()  # it stayed empty
+
+
+def _refusals(folder: Path) -> Iterator[InputError]:
+    try:
+        with locked(folder):
+            pass
+    except InputError as error:
+        yield error
+
+
+@pytest.mark.parametrize("change", ["value", "name", "shape", "dtype", "note"])
+def test_changed_tensors_are_noticed(tmp_path: Path, change: str) -> None:
+    """Whatever was changed, even where the bytes of the tensors are the same."""
+    safetensors = pytest.importorskip("safetensors.torch")
+    path = tmp_path / "x.safetensors"
+    write_tensors(path, {"x": torch.zeros(4, 3)}, {"note": "text"})
+    with pytest.importorskip("safetensors").safe_open(path, "pt") as file:
+        notes = file.metadata()
+    x = {"value": torch.ones(4, 3), "shape": torch.zeros(3, 4), "dtype": torch.zeros(4, 3, dtype=torch.int32)}
+    notes |= {"note": "other"} if change == "note" else {}
+    name = "y" if change == "name" else "x"
+    path.write_bytes(safetensors.save({name: x.get(change, torch.zeros(4, 3))}, notes))
+    with pytest.raises(InputError, match=r"x.safetensors: is damaged, or was changed .*; write it again"):
+        read_tensors(path)
+    path.write_bytes(safetensors.save({"x": torch.zeros(4, 3)}))
+    assert torch.equal(read_tensors(path)[0]["x"], torch.zeros(4, 3))  # somebody else's
+    with pytest.raises(InputError, match="was not written by spcp, or is damaged"):
+        read_tensors(path, ours=True)

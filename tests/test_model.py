@@ -12,9 +12,9 @@ from test_bank import Counting, build
 from torch import Tensor, nn
 
 from spcp import SPCPLinear, apply_spcp, methods, networks
+from spcp.contributions import evaluating
 from spcp.errors import InputError
 from spcp.model import ScoredModel
-from spcp.networks.base import evaluating
 
 
 def test_the_network_is_left_as_it_was(tmp_path: Path) -> None:

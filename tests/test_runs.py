@@ -1,15 +1,21 @@
 from __future__ import annotations
 
 import json
+import logging
+import random
+from collections.abc import Callable
 from pathlib import Path
 
+import damage
 import pytest
 import torch
 import training_run
 from torch import nn
 
-from spcp import Detector, Run, adopt
+from spcp import Detector, Run, adopt, train
+from spcp.environment import described
 from spcp.errors import InputError
+from spcp.files import read_tensors, write_tensors
 
 CODE = f"{__name__}:build"
 
@@ -77,3 +83,72 @@ def test_weights_of_another_network(tmp_path: Path) -> None:
 
 def two() -> nn.Module:
     return build(2)
+
+
+def test_damaged_files_are_refused(tmp_path: Path) -> None:
+    """They are read, or refused with an error that names one of the run's files; never another exception."""
+    corners = training_run.benchmark(48)
+    run = train(training_run.config("spcp", 2), tmp_path / "run", benchmark=corners)
+    uses: dict[str, Callable[[Run], object]] = {
+        "config.json": lambda opened: opened.load(),
+        "inputs.json": lambda opened: opened.load(),
+        "metrics.jsonl": lambda opened: [(line["epoch"] + 1, 2 * line["loss"]) for line in opened.history],
+        "environment.json": lambda opened: [described(record) for record in opened.environment],
+        "last.safetensors": lambda opened: opened.load(),
+    }
+    for name, use in uses.items():
+        path = run.folder / name
+        content = path.read_bytes()
+        use(Run.open(run.folder))
+        for seed in range(60):
+            path.unlink()
+            path.write_bytes(damage.damaged(content, random.Random(seed)))
+            try:
+                use(Run.open(run.folder))
+            except InputError as error:
+                assert str(error).startswith(f"{run.folder}/")  # noqa: PT017
+        path.unlink()
+        path.write_bytes(content)
+
+
+def test_a_history_that_was_cut_off(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Its last line is left out; the run goes on."""
+    corners = training_run.benchmark(48)
+    config = training_run.config("plain", 3)
+    run = train(config, tmp_path / "run", benchmark=corners, until=2)
+    path = run.folder / "metrics.jsonl"
+    first, second = path.read_text().splitlines()
+    path.write_text(f"{first}\n{second[:-9]}")
+    with caplog.at_level(logging.WARNING, "spcp"):
+        assert [line["epoch"] for line in run.history] == [0]
+    assert "its last line is cut off" in caplog.text
+    train(config, tmp_path / "run", benchmark=corners)
+    assert [line["epoch"] for line in run.history] == [0, 2]
+    path.write_text(f"{first[:-9]}\n{second}\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl: line 1 is not valid JSON .*; remove it"):
+        _ = run.history
+    path.write_text(f"{first}\n{second.replace('loss', 'lost')}\n")
+    with pytest.raises(InputError, match=r"metrics.jsonl: loss = None must be a number; remove line 2"):
+        _ = run.history
+
+
+def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
+    corners, config = training_run.benchmark(48), training_run.config("plain", 3)
+    run = train(config, tmp_path / "run", benchmark=corners, until=1)
+    path = run.folder / "state.safetensors"
+    tensors, notes = read_tensors(path)
+    for change in ({"epoch": "4"}, {"step": "x"}, {"lr": "nan"}):
+        path.unlink(missing_ok=True)
+        write_tensors(path, tensors, notes | change)
+        with pytest.raises(InputError, match=r"state.safetensors: is no state of a run .*; delete it to train from"):
+            train(config, run.folder, benchmark=corners)
+    path.unlink()
+    write_tensors(path, tensors | {"rng": torch.zeros(3, dtype=torch.uint8)}, notes)
+    with pytest.raises(InputError, match=r"state.safetensors: is no state of a run"):
+        train(config, run.folder, benchmark=corners)
+    content = bytearray(path.read_bytes())
+    content[-3] ^= 1
+    path.unlink()
+    path.write_bytes(content)
+    with pytest.raises(InputError, match=r"state.safetensors: is damaged, .*; delete it to train from the start"):
+        train(config, run.folder, benchmark=corners)

@@ -290,7 +290,7 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
         training.train(config, tmp_path / "r", benchmark=embeddings)
     assert not (tmp_path / "r").exists()
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="file: is a file; name a folder for the run"):
+    with pytest.raises(InputError, match="file: is a file; name a folder"):
         training.train(config, tmp_path / "file", benchmark=corners)
     folder = training.train(training_run.config("plain", 1), tmp_path / "r", benchmark=corners).folder
     settings = json.loads((folder / "config.json").read_text())

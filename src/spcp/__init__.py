@@ -54,7 +54,18 @@ _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "tune": "tuning",
 }
 _MODULES = (
-    *("bank", "calibration", "config", "conformal", "contributions", "data", "detection", "detector", "evaluation"),
+    *(
+        "bank",
+        "calibration",
+        "choice",
+        "config",
+        "conformal",
+        "contributions",
+        "data",
+        "detection",
+        "detector",
+        "evaluation",
+    ),
     *("experiments", "metrics", "methods", "model", "networks", "scores", "report", "runs", "training", "tuning"),
 )
 

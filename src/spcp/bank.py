@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .data import Loader
-from .data.cache import cache_folder, key_of, raw
+from .data.cache import cache_folder, key_of
 from .data.prepared import content_key
 from .data.sets import inputs_and_labels
 from .errors import InputError
@@ -32,6 +31,7 @@ from .progress import track
 _log = logging.getLogger("spcp")
 
 SHARD = 8192  # rows
+BATCH = 256  # inputs that are passed through the network at once
 
 
 class Part(NamedTuple):
@@ -113,6 +113,15 @@ class FeatureBank:
         """Return the share of samples that are classified correctly."""
         return float((self.predictions == self.labels).double().mean())
 
+    def take(self, rows: Tensor) -> FeatureBank:
+        """Return the bank of some rows, given by sorted indices."""
+        parts, start = [], 0
+        for part in self._parts:
+            inside = rows[(rows >= start) & (rows < start + len(part.labels))] - start
+            parts.append(Part(*(tensor[inside] for tensor in part)))
+            start += len(part.labels)
+        return FeatureBank(parts)
+
     @torch.no_grad()
     def with_head(self, head: nn.Linear) -> FeatureBank:
         """Return a bank of the same features with the logits and predictions of another head."""
@@ -143,7 +152,7 @@ class FeatureBank:
         return self._percentiles[percent]
 
 
-def batches_of(data: Any, size: int = 256) -> Iterator[tuple[Tensor, Tensor]]:
+def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and labels (-1 for none) of a tensor, of a pair (inputs, labels), or of batches of either.
 
     A batch may be a dictionary, too, as Hugging Face's are: `pixel_values`, and maybe `labels`.
@@ -240,15 +249,11 @@ def _stored_as(part: Part, dtype: torch.dtype) -> Part:
 def _kept(path: Path, part: Part) -> Part:
     """Return the part from disk, or from memory where it cannot be written: the bank is a convenience."""
     try:
-        _write_shard(path, part)
+        write_tensors(path, part._asdict())
     except OSError as error:
         _log.warning("%s: cannot be written (%s); kept in memory", path, error.strerror or error)
         return part
     return _read_shard(path) or part
-
-
-def _write_shard(path: Path, part: Part) -> None:
-    write_tensors(path, part._asdict(), {"checksum": _checksum(part._asdict())})
 
 
 def _read_shard(path: Path) -> Part | None:
@@ -256,17 +261,7 @@ def _read_shard(path: Path) -> Part | None:
     if not path.exists():
         return None
     try:
-        tensors, notes = read_tensors(path)
-        if notes["checksum"] == _checksum(tensors):
-            return Part(**tensors)
-    except (InputError, KeyError):
-        pass
-    _log.warning("%s: damaged; made again", path)
-    return None
-
-
-def _checksum(tensors: Mapping[str, Tensor]) -> str:
-    value = 0
-    for name in Part._fields:
-        value = zlib.crc32(raw(tensors[name]), value)
-    return f"{value:08x}"
+        return Part(**read_tensors(path, ours=True)[0])
+    except (InputError, TypeError):
+        _log.warning("%s: damaged; made again", path)
+        return None

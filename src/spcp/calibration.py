@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
 import datetime
 from pathlib import Path
 from typing import Any
 
 from . import __version__
+from .choice import By, Choice, choose, note_trials, try_detector
 from .config import Config, build_network
-from .data import Benchmark, DataError, DataSet, Inputs, Loader, take
+from .conformal import samples_needed
+from .data import Benchmark, Inputs
 from .data.prepared import data_fingerprint
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
+from .files import locked
 from .runs import Run
-from .scores import build_score
+from .scores import DEFAULT, SCORES, applicable, build_score
+
+AUTO = ("auto", "auto-proxies")  # in place of the name of a score
 
 
 def calibrate_run(
@@ -28,40 +32,65 @@ def calibrate_run(
     search: bool = False,
     truncate: bool = True,
     benchmark: Benchmark | None = None,
+    by: By = "detection_rate",
 ) -> tuple[Detector, Evaluation]:
     """Calibrate the network of a run on its validation data, and save the detector in the run's folder.
 
-    Its notes (`spcp.detector.read_notes`) record the version, the date, the calibration data with a fingerprint, the
-    accuracy on the test data, and what is flagged of it and of each OOD set.
-
-    Where the score is fitted on validation data, or its hyperparameters are searched on it, one half of the data is for
-    that and the other for the threshold.
+    Where the score is fitted or chosen on validation data, or the run was (`tune`), one part of the data is for that
+    and the other for the threshold, see `Evaluation.divide`; so the guarantee is exact. Then the detector is tried on
+    OOD validation data and on outliers made of ID samples, and a warning says where it is blind. `detector.notes` holds
+    which score was chosen and why ("choice", a `Choice`), and the trials ("trials"). The file's notes (`read_notes`)
+    also record the version, the date, the calibration data with a fingerprint, the accuracy on the test data, and what
+    is flagged of it and of each OOD set.
 
     Args:
         run: a trained or adopted run.
-        score: the name of the score; by default that of the run's method.
+        score: the name of a score; by default a consensus of several. "auto" chooses the best of all on OOD validation
+            data, and takes the default where there is none; "auto-proxies" then chooses on outliers made of ID samples.
         alpha: the largest false alarm rate; `delta` and `by_class` are those of `Detector.calibrate`.
         delta: see `Detector.calibrate`.
         by_class: see `Detector.calibrate`.
         search: choose the hyperparameters of the score first.
         truncate: False scores the network as if its SPCP heads were plain linear layers.
         benchmark: instead of the run's.
+        by: what "auto" compares: "detection_rate" at alpha, or "auroc".
     """
+    with locked(run.folder):  # nobody may train it further meanwhile
+        return _calibrate(run, score, alpha, delta, by_class, search, truncate, benchmark, by)
+
+
+def _calibrate(
+    run: Run,
+    score: str | None,
+    alpha: float,
+    delta: float | None,
+    by_class: bool,
+    search: bool,
+    truncate: bool,
+    benchmark: Benchmark | None,
+    by: By,
+) -> tuple[Detector, Evaluation]:
     benchmark = benchmark or run.benchmark()
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")
-    model, calibration = run.load(truncate=truncate), benchmark.val
-    name = score or (model.method.score if model.method is not None else "energy")
-    if search or build_score(name, **Evaluation(model, benchmark).options_for(name)).fitted_on == "val":
-        halves = [take(calibration, range(start, len(calibration), 2)) for start in (0, 1)]
-        benchmark, calibration = dataclasses.replace(benchmark, val=halves[0]), halves[1]
-    evaluation = Evaluation(model, benchmark)
-    detector = Detector(model, evaluation.fitted(name, search=search)).eval()
-    loader = Loader(calibration, benchmark.transform_of("val"), batch_size=evaluation.batch_size, device=model.device)
-    detector.calibrate(loader, alpha, delta=delta, by_class=by_class)
+    whole = Evaluation(run, benchmark, truncate=truncate)
+    chosen_on_val = search or score in AUTO or "val" in _fitted_on(score or DEFAULT)
+    evaluation, rest = whole.divide(alpha, delta, choosing=chosen_on_val)
+    if rest is not None and len(rest) < samples_needed(alpha, delta):
+        raise InputError(
+            f"{run.folder}: its settings were chosen on {len(benchmark.val) - len(rest)} validation samples, and the "
+            f"other {len(rest)} are too few for alpha = {alpha:g}; at least {samples_needed(alpha, delta)} are needed"
+        )
+    choice = _choice(evaluation, score, alpha, by)
+    detector = Detector(evaluation.model, evaluation.fitted(choice.score, search=search)).eval()
+    calibration = whole if rest is None else whole.with_val(rest)
+    detector.calibrate(calibration.samples(detector.score, "val"), alpha, delta=delta, by_class=by_class)
+    outliers = {role: evaluation.samples(detector.score, role) for role in evaluation.outliers()}
+    truncates = truncate and run.config.truncation.rho_norm != 0
+    note_trials(detector, choice, try_detector(detector, outliers), truncates=truncates)
     config = run.config
     notes = {"network": config.network, "width": config.width, "architecture": config.architecture}
-    notes |= {"inputs": run.inputs.as_json(), **_record(detector, evaluation, calibration)}
+    notes |= {"inputs": run.inputs.as_json(), **_record(detector, calibration)}
     detector.save(run.detector_path, notes)
     return detector, evaluation
 
@@ -77,19 +106,48 @@ def flagged_shares(detector: Detector, evaluation: Evaluation) -> list[dict[str,
     return rows
 
 
-def _record(detector: Detector, evaluation: Evaluation, calibration: DataSet) -> dict[str, Any]:
+def _record(detector: Detector, evaluation: Evaluation) -> dict[str, Any]:
     """Return what to know about a detector that is shipped: when, with what and on what it was made, and its rates."""
+    val = evaluation.benchmark.val
+    assert val is not None
     return {
         "spcp": __version__,
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "calibration_data": {
             "name": evaluation.benchmark.name,
-            "samples": len(calibration),
-            "fingerprint": data_fingerprint(calibration),
+            "samples": len(val),
+            "fingerprint": data_fingerprint(val),
         },
         "accuracy": evaluation.bank("test").accuracy(),
         "rates": flagged_shares(detector, evaluation),
     }
+
+
+def _fitted_on(name: str) -> tuple[str, ...]:
+    return SCORES[name][0].fitted_on if name in SCORES else build_score(name).fitted_on  # an error that lists names
+
+
+def _choice(evaluation: Evaluation, score: str | None, alpha: float, by: By) -> Choice:
+    """Choose a score on the part of the validation data that is for choosing."""
+    if score not in AUTO:
+        return Choice(score, "named") if score else Choice(DEFAULT, "the default")
+    roles = evaluation.outliers()
+    if score == "auto" and not any(role.startswith("ood_val/") for role in roles):
+        return Choice(DEFAULT, "the default, because there is no OOD validation data to choose by (--ood-val)")
+    val = evaluation.bank("val")
+    if len(val) < samples_needed(alpha) + 2:
+        return Choice(DEFAULT, f"the default, because {len(val)} validation samples are too few to choose by")
+    method, sets = evaluation.model.method, evaluation.benchmark.sets()
+    names = applicable(sets, None if method is None else method.readable)
+    return choose(
+        evaluation.model,
+        {name: evaluation.options_for(name) for name in (DEFAULT, *names, *evaluation.default_scores())},
+        val=val,
+        train=evaluation.bank("train") if "train" in sets else None,
+        ood={role: evaluation.bank(role) for role in roles},
+        alpha=alpha,
+        by=by,
+    )
 
 
 def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Detector, Inputs]:
@@ -105,7 +163,8 @@ def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Dete
     try:
         config = Config(network=notes["network"], width=notes["width"], architecture=notes.get("architecture"))
         inputs = Inputs.from_json(notes["inputs"])
-    except (KeyError, DataError) as error:
+        config.check()
+    except (KeyError, InputError) as error:
         raise InputError(
             f"{path}: does not name its network; load it with spcp.Detector.load(path, network)"
         ) from error

@@ -13,7 +13,7 @@ from typing import Any
 from . import networks
 from .contributions import RhoNorm, Truncation
 from .data import AudioTransform, Benchmark, Inputs, load_benchmark
-from .errors import InputError
+from .errors import InputError, Rule, check_numbers
 from .methods import METHODS, TRUNCATING, Method
 from .methods.base import NO_TRUNCATION
 from .networks import Network
@@ -30,7 +30,7 @@ class Config:
     images: int | None = None  # to train on, the first ones of each class; None: all
     augment: str = "full"  # as the benchmark has it; "flip": mirrored, not shifted; "none"
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's: tau, penalty, ...
-    network: str = "cnn"  # or "timm:...", "hf:...", "torchvision:..."; or code: "package.module:function", "model.pt2"
+    network: str = "cnn"  # or "timm:...", "hf:...", "torchvision:..."; or code: "package.module:function"
     architecture: Mapping[str, Any] | None = None  # of a network of Hugging Face; None: as its name says
     width: int | None = None  # None: the network's default
     start: str | None = None  # weights to start from (safetensors), as UMAP needs them
@@ -45,28 +45,27 @@ class Config:
     precision: str = "32-true"  # everywhere, GPUs too: one command, one result; or "bf16-mixed", "16-mixed"
     save_every: float = 60.0  # seconds between two saves within an epoch
 
-    def check(self) -> None:
-        """Raise an `InputError` for a setting that is out of range."""
-        numbers: dict[str, tuple[Any, float, float]] = {
-            "epochs": (int, 1, math.inf),
+    def check(self, *, adopted: bool = False) -> None:
+        """Raise an `InputError` for a setting that is out of range; a run that was `adopted` has no epochs."""
+        numbers: dict[str, Rule] = {
+            "epochs": (int, 0 if adopted else 1, math.inf),
             "batch_size": (int, 1, math.inf),
-            "lr": ((int, float), 0, math.inf),
-            "min_lr": ((int, float), 0, math.inf),
-            "warmup": (int, 0, self.epochs - 1 if isinstance(self.epochs, int) else math.inf),
-            "momentum": ((int, float), 0, 1),
-            "weight_decay": ((int, float), 0, math.inf),
+            "lr": (float, 0, math.inf),
+            "min_lr": (float, 0, math.inf),
+            "warmup": (int, 0, max(0, self.epochs - 1) if isinstance(self.epochs, int) else math.inf),
+            "momentum": (float, 0, 1),
+            "weight_decay": (float, 0, math.inf),
             "seed": (int, 0, 2**63 - 1),
-            "save_every": ((int, float), 0, math.inf),
+            "save_every": (float, 0, math.inf),
         }
         for name in ("images", "width"):
             if getattr(self, name) is not None:
                 numbers[name] = (int, 1, math.inf)
-        for name, (kind, low, high) in numbers.items():
-            value: Any = getattr(self, name)
-            if not isinstance(value, kind) or isinstance(value, bool) or not low <= value <= high:
-                what = "a whole number" if kind is int else "a number"
-                limit = f"at least {low:g}" if math.isinf(high) else f"from {low:g} to {high:g}"
-                raise InputError(f"{name} = {value!r} must be {what}, {limit}")
+        check_numbers(vars(self), numbers)
+        for name in ("benchmark", "method", "network", "precision", "root", "start"):
+            value = getattr(self, name)
+            if not isinstance(value, str) and (value is not None or name not in ("root", "start")):
+                raise InputError(f"{name} = {value!r:.60} must be text")
         if self.augment not in ("full", "flip", "none"):
             raise InputError(f'augment = {self.augment!r} must be "full", "flip" or "none"')
         if not isinstance(self.architecture, Mapping | None):
@@ -88,9 +87,11 @@ class Config:
         """Rebuild the settings from what `as_json` returned."""
         _check_names(table, cls)
         try:
-            return cls(**{**table, "truncation": Truncation(**table.get("truncation", {}))})
-        except (TypeError, ValueError) as error:
+            config = cls(**{**table, "truncation": Truncation(**table.get("truncation", {}))})
+        except (TypeError, ValueError, OverflowError) as error:
             raise InputError(f"truncation: {error}") from error
+        config.check(adopted=True)
+        return config
 
 
 # The paper's settings, and the embedded data's. SGD with Nesterov momentum and a cosine per iteration everywhere;
@@ -221,9 +222,9 @@ def build_network(
 ) -> Network:
     """Build the network of a run, for the classes and channels of its data (`Benchmark.inputs`).
 
-    A config may name code: "package.module:function", "model.pt2". It comes from a file, maybe of somebody else, so
-    code is run only if the caller names the same in `code`. `weights` are those that a pretrained network comes with,
-    see `spcp.networks.build_pretrained`.
+    A config may name code: "package.module:function". It comes from a file, maybe of somebody else, so code is run only
+    if the caller names the same in `code`. `weights` are those that a pretrained network comes with, see
+    `spcp.networks.build_pretrained`.
     """
     name, num_classes = config.network, len(inputs.class_names)
     if networks.is_pretrained(name):
@@ -240,6 +241,11 @@ def build_network(
         if config.width is not None:
             raise InputError(f"{name}: is your code, and has no width to set; leave it out")
         return networks.load_model(name, num_classes, inputs.shape)
+    if name.endswith((".pt2", ".pt", ".pth")):
+        raise InputError(
+            f"{name}: may run code when it is read, so it is not; name the function that builds the model "
+            "(package.module:function), and give its weights as safetensors"
+        )
     if name not in networks.NETWORKS:
         names = ", ".join(networks.NETWORKS)
         raise InputError(
@@ -254,7 +260,11 @@ def build_network(
         raise InputError(f"the samples are {inputs.shape}, not images, which {name} is for; choose the network mlp")
     else:
         options["channels"] = inputs.shape[0]
-    network: Network = build(num_classes, **options)
+    try:
+        network: Network = build(num_classes, **options)
+    except (RuntimeError, MemoryError, OverflowError, TypeError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"{name}: cannot be built for {options} ({reason}); choose another width") from error
     return network
 
 

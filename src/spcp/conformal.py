@@ -3,7 +3,8 @@
 With n calibration scores of in-distribution samples, flag what scores below the k-th smallest, `k = floor(alpha (n +
 1))`: an ID sample that is exchangeable with them is flagged with a probability of at most alpha. That is the false
 alarm rate on average over the calibration draw. With `delta`, k is smaller: for all but a share delta of the draws the
-false alarm rate is at most alpha.
+false alarm rate is at most alpha. The promise needs calibration samples that nothing else was fitted or chosen on:
+where a score needs held-out ID samples too, `split` divides them.
 """
 
 from __future__ import annotations
@@ -22,10 +23,6 @@ def threshold_rank(n: int, alpha: float, delta: float | None = None) -> int:
     >>> threshold_rank(99, 0.05), threshold_rank(1000, 0.05), threshold_rank(1000, 0.05, delta=0.1)
     (5, 50, 41)
     """
-    if not 0 < alpha < 1:
-        raise InputError(f"alpha = {alpha:g} must lie between 0 and 1; 0.05 flags at most 5 % of ID samples")
-    if delta is not None and not 0 < delta < 1:
-        raise InputError(f"delta = {delta:g} must lie between 0 and 1; 0.1 lets 10 % of calibrations fail")
     if n < samples_needed(alpha, delta):
         raise InputError(
             f"{n} calibration samples are too few for alpha = {alpha:g}"
@@ -47,6 +44,10 @@ def samples_needed(alpha: float, delta: float | None = None) -> int:
     >>> samples_needed(0.05), samples_needed(0.05, 0.1)
     (19, 45)
     """
+    if not 0 < alpha < 1:
+        raise InputError(f"alpha = {alpha:g} must lie between 0 and 1; 0.05 flags at most 5 % of ID samples")
+    if delta is not None and not 0 < delta < 1:
+        raise InputError(f"delta = {delta:g} must lie between 0 and 1; 0.1 lets 10 % of calibrations fail")
     if delta is None:
         return math.ceil(1 / alpha - 1e-9) - 1
     return math.ceil(math.log(delta) / math.log1p(-alpha) - 1e-9)
@@ -57,3 +58,49 @@ def p_values(scores: Tensor, calibration: Tensor) -> Tensor:
     count = torch.searchsorted(calibration, scores.contiguous(), right=True)
     p = (1 + count).to(torch.float64) / (len(calibration) + 1)
     return torch.where(scores.isnan(), 0.0, p)
+
+
+def split(n: int, alpha: float = 0.05, delta: float | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Divide n held-out ID samples into those that a score is fitted or chosen on, and those for its threshold.
+
+    Returns sorted indices of both. About one half is for the threshold: the number m of samples next to the half for
+    which `alpha (m + 1)` is whole, so that nothing of alpha is given away, and never fewer than `samples_needed`. Which
+    samples they are is drawn at random, whatever the order of the data; so both parts are exchangeable with new ID
+    samples if all n are.
+
+    >>> [len(part) for part in split(40)], [len(part) for part in split(1000)], [len(part) for part in split(25)]
+    ([21, 19], [501, 499], [6, 19])
+    """
+    needed = samples_needed(alpha, delta)
+    if n < needed + 2:
+        raise InputError(
+            f"{n} held-out ID samples are too few for alpha = {alpha:g}; at least {needed + 2} are needed, because the "
+            "score is fitted on some of them"
+        )
+    half = n - n // 2
+    whole = math.ceil(round(alpha * (half + 1)) / alpha - 1e-9) - 1
+    count = max(needed, half if delta is not None else whole)
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return order[count:].sort().values, order[:count].sort().values
+
+
+def log_p_value(scores: Tensor, id_scores: Tensor) -> Tensor:
+    """Return the log of the share of sorted ID scores that are lower, in float64.
+
+    The share is `i / (1 + n)` at the i-th of n ID scores, and linear in between. Beyond them it goes on exponentially,
+    to 0 and to 1, by the standard deviation of the ID scores: so samples below all ID scores are still in order, and
+    the log stays finite however far they are.
+
+    >>> id_scores = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+    >>> log_p_value(torch.tensor([1.0, 2.0, 3.0, 4.0]), id_scores).exp().round(decimals=6).tolist()
+    [0.25, 0.5, 0.625, 0.75]
+    """
+    s, n = scores.double(), len(id_scores)
+    count = torch.searchsorted(id_scores, s, right=True)  # (B,), of ID scores that are not larger
+    low, high = id_scores[(count - 1).clamp(min=0)], id_scores[count.clamp(max=n - 1)]
+    # The deviation of ID scores that are all equal is their rounding.
+    scale = id_scores.std(correction=0).maximum(1e-6 * id_scores.mean().abs()).clamp(min=1e-30)
+    between = count + (s - low) / (high - low).clamp(min=1e-300)
+    above = n + 1 - torch.exp((id_scores[-1] - s).clamp(max=0) / scale)
+    inside = torch.where(count == n, above, between).clamp(1, n + 1).log()
+    return torch.where(count == 0, (s - id_scores[0]) / scale, inside) - math.log(1 + n)

@@ -14,9 +14,11 @@ import torch
 from .calibration import calibrate_run
 from .config import config_for
 from .data import load_benchmark
-from .report import report
+from .evaluation import ALPHA
+from .report import gather, write
+from .report.study import decisions
 from .training import train
-from .tuning import run_folder, tune, with_rho_norm
+from .tuning import run_folder, tune, validation_part, with_rho_norm
 
 GRID = (0.1, 0.3, 1.0, 3.0)  # every other value of the paper's grid, for time's sake
 WIDTH, EPOCHS = 8, 20
@@ -51,16 +53,23 @@ def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], log: Cal
         for rho_norm in (0.0, chosen.best)
         for seed in range(seeds)
     ]
+    for run in trained:  # rho_norm was chosen for all of them
+        run.note_choice(benchmark, validation_part(benchmark))
     log("detect: every score on every set")
-    page = report(
-        trained,
-        folder / "report",
-        title="A digit, or out of distribution?",
-        choice=chosen.rows,
-        benchmark=benchmark,
-        banks=folder / "banks",
-    )
+    title = "A digit, or out of distribution?"
+    study = gather(trained, title=title, choice=chosen.rows, benchmark=benchmark, banks=folder / "banks")
+    page = write(study, folder / "report")
     detector, _ = calibrate_run(trained[-1], benchmark=benchmark)
     log(f"calibrate: a detector that flags at most {detector.alpha:.0%} of digits is in {trained[-1].folder}")
     log(f"report: {page}")
+    log(f"decide: what is flagged when {ALPHA:.0%} of digits may be, in percent, over {seeds} seed(s)")
+    made = decisions(study)
+    header = ["", "digits", *(f"{group}-OOD" for group in study.groups)]
+    lines = [header] + [
+        [f"{one.score}, {one.arm}" + (" (recommended)" if one.recommended else ""), str(one.false_alarm_rate)]
+        + [str(one.detection_rates[group, "mean"]) for group in study.groups]
+        for one in reversed(made)
+    ]
+    for name, *cells in lines:
+        log("  " + name.ljust(max(len(line[0]) for line in lines)) + "".join(cell.rjust(15) for cell in cells))
     return page

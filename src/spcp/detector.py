@@ -2,25 +2,36 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import asdict
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import torch
 from torch import Tensor, nn
 
-from .bank import FeatureBank, batches_of, extract
-from .conformal import p_values, threshold_rank
-from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
-from .errors import InputError
+from .bank import BATCH, FeatureBank, batches_of, extract
+from .conformal import p_values, split, threshold_rank
+from .contributions import Explanation, SPCPLinear, Truncation, apply_spcp, explanations_of, find_classifier
+from .errors import InputError, check_numbers
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
 from .model import ScoredModel
-from .scores import SCORES, Score, build_score, name_of
+from .scores import DEFAULT, SCORES, Consensus, Score, build_score, name_of
+from .scores.base import entering
 
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
+_ABOUT: Mapping[str, Any] = {  # what a file says about a detector, and of which type it is
+    **dict.fromkeys(("score", "classifier"), str),
+    **dict.fromkeys(("options", "notes"), dict),
+    **dict.fromkeys(("truncate", "by_class"), bool),
+    **dict.fromkeys(("alpha", "delta"), float | None),
+    "method": dict | None,
+}
+_SHARE = (float, math.nextafter(0, 1), math.nextafter(1, 0))  # between 0 and 1
 
 
 class Detection(NamedTuple):
@@ -39,21 +50,52 @@ class Detection(NamedTuple):
     is_ood: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class Reasons:
+    """Why a detector decided about a sample as it did.
+
+    Attributes:
+        prediction: the predicted class.
+        score: larger is more in-distribution.
+        p_value: small for a sample unlike the calibration data.
+        is_ood: whether it is flagged.
+        members: the p-value of each member of a consensus, the smallest first; of another score, its own.
+        contributions: which features carried the prediction; None where no single linear layer makes the logits.
+    """
+
+    prediction: int
+    score: float
+    p_value: float
+    is_ood: bool
+    members: Mapping[str, float]
+    contributions: Explanation | None
+
+    def raised_by(self, alpha: float = 0.05) -> list[str]:
+        """Return the members for which the sample alone would be among the alpha least usual ID samples."""
+        return [name for name, p in self.members.items() if p <= alpha]
+
+    def __str__(self) -> str:
+        verdict = "OOD" if self.is_ood else "ID"
+        members = ", ".join(f"{name} {p:.3g}" for name, p in self.members.items())
+        return f"{verdict}, p = {self.p_value:.3g} ({members})\n{self.contributions or ''}".rstrip()
+
+
 class Detector(nn.Module):
     """A model, a score, and a calibrated threshold: a sample that scores below it is flagged as OOD.
 
-    Threads may share a detector; its network is run as it is and never changed, see `ScoredModel`.
+    Threads may share a detector; its network is run as it is and never changed, see `ScoredModel`. `notes` are the
+    user's, in JSON: they go into its file. `calibrate_run` notes which score it chose, and what it was tried on.
 
     Args:
         model: any classifier, or a `ScoredModel`, which brings the other three arguments along.
-        score: a fitted `Score`, or the name of one; a name is fitted by `fit`.
+        score: the name of a score, or a `Score`; "energy" is the paper's.
         truncate: False scores the network as if its SPCP heads were plain linear layers.
         method: the training method, where features, logits or predictions are not those of the network alone.
         classifier: the dotted name of the layer that makes the logits, where it cannot be inferred.
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> detector = Detector(model, "energy").calibrate(torch.randn(200, 4), alpha=0.05)
+        >>> detector = Detector(model).calibrate(torch.randn(200, 4), alpha=0.05)
         >>> detector.detect(torch.randn(2, 4)).is_ood.shape
         torch.Size([2])
     """
@@ -65,7 +107,7 @@ class Detector(nn.Module):
     def __init__(
         self,
         model: nn.Module | ScoredModel,
-        score: str | Score = "energy",
+        score: str | Score = DEFAULT,
         *,
         truncate: bool = True,
         method: Method | None = None,
@@ -77,6 +119,10 @@ class Detector(nn.Module):
         self.model = model
         self.score = build_score(score) if isinstance(score, str) else score
         self.score.check_options()
+        if model.method is not None:
+            self.score.check_readable(model.method.readable, type(model.method).__name__)
+        self.splits = "val" in self.score.fitted_on and not self.score.is_fitted
+        self.notes: dict[str, Any] = {}
         self.alpha: float | None = None
         self.delta: float | None = None
         self.by_class = False
@@ -92,8 +138,20 @@ class Detector(nn.Module):
 
     @torch.no_grad()
     def fit(self, data: Any) -> Self:
-        """Fit the score on ID samples (inputs and labels in batches, or their bank)."""
-        self.score.fit(self.bank(data), self.model.head)
+        """Fit the score on the training data (inputs and labels in batches, or their bank), if it needs that."""
+        if "train" in self.score.fitted_on:
+            self.score.fit(self.bank(data), self.model.head)
+        return self
+
+    @torch.no_grad()
+    def fit_held_out(self, data: Any) -> Self:
+        """Fit the score on ID samples that are neither training nor calibration data, if it needs them.
+
+        Otherwise `calibrate` sets some of its samples apart for that.
+        """
+        if "val" in self.score.fitted_on:
+            self.score.fit_held_out(self.bank(data), self.model.head)
+            self.splits = False
         return self
 
     @torch.no_grad()
@@ -101,6 +159,9 @@ class Detector(nn.Module):
         """Return the predictions and scores, (N,) each, of inputs (a tensor, or batches) or of a bank."""
         if self.score.needs_inputs:
             return self._scores_of_inputs(data)
+        if isinstance(data, Tensor) and 0 < len(data) <= min(BATCH, self.score.rows):  # passed at once: needs no bank
+            (h, z, predictions), head = self.model.run(data.to(self.model.device))
+            return predictions.cpu(), self.score(h.float(), z.float(), head).cpu()
         bank = self.bank(data)
         return bank.predictions, self.score.scores(bank, self.model.head)
 
@@ -117,7 +178,11 @@ class Detector(nn.Module):
         return predictions, all_scores
 
     def calibrate(self, data: Any, alpha: float = 0.05, *, delta: float | None = None, by_class: bool = False) -> Self:
-        """Set the threshold on ID samples that neither the network nor the score was fitted on.
+        """Set the threshold on ID samples that neither the network nor the score was fitted or chosen on.
+
+        Where the score needs held-out ID samples itself, as a consensus does for its p-values, and was not given any by
+        `fit_held_out`, a part of `data` is for the score and the rest for the threshold, so that the guarantee is
+        exact: see `spcp.conformal.split`.
 
         Args:
             data: inputs (a tensor, or batches), or their bank.
@@ -125,6 +190,11 @@ class Detector(nn.Module):
             delta: if given, the false alarm rate is at most alpha with probability 1 - delta over the draw.
             by_class: set a threshold for each predicted class, so that the guarantee holds within each.
         """
+        if self.splits:
+            bank = self.bank(data)
+            reference, rest = split(len(bank), alpha, delta)
+            self.score.fit_held_out(bank.take(reference), self.model.head)
+            data = bank.take(rest)
         predictions, scores = self.scores(data)
         if scores.isnan().any():
             raise InputError(
@@ -147,32 +217,61 @@ class Detector(nn.Module):
 
     def decide(self, predictions: Tensor, scores: Tensor) -> Detection:
         """Compare scores with the threshold, and with the calibration scores for their p-values."""
-        if self.alpha is None:
-            raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
-        group = predictions if self.by_class else torch.zeros_like(predictions)
-        p = torch.zeros(len(scores), dtype=torch.float64)
-        starts = self.group_starts.tolist()
-        calibration = self.calibration_scores.cpu()
-        for k in group.unique().tolist():
-            p[group == k] = p_values(scores[group == k], calibration[starts[k] : starts[k + 1]])
-        is_ood = ~(scores >= self.score_thresholds.cpu()[group])  # also where the score is NaN
-        return Detection(predictions, scores, p, is_ood)
+        self._check_calibrated()
+        calibration, thresholds = self.calibration_scores.cpu(), self.score_thresholds.cpu()
+        if not self.by_class:
+            p, threshold = p_values(scores, calibration), thresholds[0]
+        else:
+            p, threshold = torch.zeros(len(scores), dtype=torch.float64), thresholds[predictions]
+            starts = self.group_starts.tolist()
+            for k in predictions.unique().tolist():
+                p[predictions == k] = p_values(scores[predictions == k], calibration[starts[k] : starts[k + 1]])
+        return Detection(predictions, scores, p, ~(scores >= threshold))  # flagged also where the score is NaN
 
     def detect(self, data: Any) -> Detection:
         """Detect OOD samples among inputs (a tensor, or batches of them) or in a bank."""
+        self._check_calibrated()
         return self.decide(*self.scores(data))
+
+    @torch.no_grad()
+    def explain(self, x: Tensor) -> list[Reasons]:
+        """Say for each input of a batch what the decision about it is, which members raised it, and on which features.
+
+        The p-values of members are shares of held-out ID samples that score lower; the decision's own p-value is that
+        of their combination.
+        """
+        detection = self.detect(x)
+        names, p = [name_of(self.score)], detection.p_values[:, None]
+        contributions: Sequence[Explanation | None] = [None] * len(x)
+        features, logits, _ = self.model.outputs(x.to(self.model.device))
+        head, method = self.model.head, self.model.method
+        if isinstance(self.score, Consensus):
+            names = list(self.score.parts)
+            p = self.score.log_p_values(features.float(), logits.float(), head).exp().cpu()
+        if method is None or "weights" in method.readable:
+            contributions = explanations_of(entering(features, head), logits, head)
+        reasons = []
+        columns = zip(*(column.tolist() for column in detection), p.tolist(), contributions, strict=True)
+        for prediction, score, p_value, is_ood, values, explanation in columns:
+            members = dict(sorted(zip(names, values, strict=True), key=lambda item: item[1]))
+            reasons.append(Reasons(prediction, score, p_value, is_ood, members, explanation))
+        return reasons
+
+    def _check_calibrated(self) -> None:
+        if self.alpha is None:
+            raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return predictions, scores and `is_ood` of a batch, as one graph: for export."""
         if self.alpha is None or self.score.needs_inputs:
             raise InputError("the detector cannot be run as one graph; calibrate it, and choose a score of features")
-        features, logits, predictions = self.model.outputs(x)
-        scores = self.score(features, logits, self.model.head)
+        (features, logits, predictions), head = self.model.run(x)
+        scores = self.score(features, logits, head)
         threshold = self.score_thresholds[predictions] if self.by_class else self.score_thresholds[0]
         return predictions, scores, ~(scores >= threshold)
 
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
-        """Save weights, score and calibration in one safetensors file; `read_notes` gives the notes back."""
+        """Save weights, score, calibration and notes in one safetensors file; `notes` are added to the detector's."""
         path = Path(path).expanduser()
         about: dict[str, Any] = {
             "score": name_of(self.score),
@@ -182,9 +281,11 @@ class Detector(nn.Module):
             "alpha": self.alpha,
             "delta": self.delta,
             "by_class": self.by_class,
+            "splits": self.splits,
             "method": _description(self.model.method),
-            "notes": dict(notes or {}),
+            "notes": self.notes | dict(notes or {}),
         }
+        self._check_calibration()
         transient = _transient(self.model.method)
         tensors = {name: tensor for name, tensor in self.state_dict().items() if name not in transient}
         write_tensors(path, tensors, {"detector": json.dumps(about)})
@@ -201,6 +302,18 @@ class Detector(nn.Module):
         """
         path = Path(path).expanduser()
         tensors, about = _read(path)
+        try:
+            return cls._from(path, tensors, about, network, score)
+        except InputError as error:
+            raise InputError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+            raise InputError(f"{path}: cannot be loaded ({error}); calibrate it again") from error
+
+    @classmethod
+    def _from(
+        cls, path: Path, tensors: dict[str, Tensor], about: dict[str, Any], network: nn.Module, score: Score | None
+    ) -> Self:
+        """Make a detector of what its file holds."""
         method = _rebuilt(about["method"], network)
         name, head = find_classifier(network, about["classifier"])
         truncates = f"model.network.{name}.threshold" in tensors
@@ -214,6 +327,7 @@ class Detector(nn.Module):
             score = build_score(about["score"], **about["options"])
         detector = cls(ScoredModel(network, method, classifier=name, truncate=about["truncate"]), score)
         detector.alpha, detector.delta, detector.by_class = about["alpha"], about["delta"], about["by_class"]
+        detector.splits, detector.notes = about.get("splits", False), about["notes"]
         for name in _CALIBRATION:
             setattr(detector, name, torch.empty_like(tensors[name]))
         try:
@@ -223,7 +337,24 @@ class Detector(nn.Module):
             wrong = [str(error).splitlines()[1].strip()]
         if wrong:
             raise InputError(f"{path}: is for another network ({wrong[0]}); build the one it was saved with")
+        detector._check_calibration()
         return detector.to(detector.model.device).eval()
+
+    def _check_calibration(self) -> None:
+        """Raise an error where threshold and calibration scores cannot have come from `calibrate`."""
+        if self.alpha is None:
+            return
+        check_numbers(vars(self), dict.fromkeys(["alpha"] if self.delta is None else ["alpha", "delta"], _SHARE))
+        scores, starts, thresholds = (getattr(self, name).cpu() for name in _CALIBRATION)
+        groups = self.model.num_classes if self.by_class else 1
+        bounds = starts.tolist() if starts.shape == (groups + 1,) and starts.dtype == torch.int64 else [-1]
+        if bounds[0] != 0 or bounds[-1] != len(scores) or bounds != sorted(bounds):
+            raise InputError(f"its calibration scores are not those of {groups} groups; calibrate it again")
+        if thresholds.shape != (groups,) or not thresholds.isfinite().all():
+            raise InputError("its score threshold is not finite; check the calibration data, and calibrate it again")
+        within = (scores[low:high] for low, high in itertools.pairwise(bounds))
+        if scores.isnan().any() or not all(torch.equal(group, group.sort().values) for group in within):
+            raise InputError("its calibration scores are not sorted numbers; calibrate it again")
 
 
 def read_notes(path: str | Path) -> dict[str, Any]:
@@ -233,10 +364,14 @@ def read_notes(path: str | Path) -> dict[str, Any]:
 
 
 def _read(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    tensors, notes = read_tensors(path)
+    tensors, notes = read_tensors(path, ours=True, cure="calibrate it again, or get another copy")
     if "detector" not in notes:
         raise InputError(f"{path}: is not a file of a detector; name one that Detector.save wrote")
-    return tensors, json.loads(notes["detector"])
+    about = json.loads(notes["detector"])  # valid, since the checksum is
+    wrong = [key for key, kind in _ABOUT.items() if not isinstance(about.get(key), kind)]
+    if wrong:
+        raise InputError(f"{path}: {wrong[0]} = {about.get(wrong[0])!r:.60} is not valid; calibrate it again")
+    return tensors, about
 
 
 def _transient(method: Method | None) -> set[str]:

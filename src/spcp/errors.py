@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import importlib
+import sys
 import sysconfig
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
+from typing import Any
+
+LARGEST = sys.float_info.max  # of finite numbers
+Rule = tuple[type, float, float]  # what a number must be: int or float, from, to
 
 
 class InputError(ValueError):
@@ -31,6 +37,22 @@ def raised_in(error: BaseException) -> str | None:
         if path.exists() and not any(path.is_relative_to(library) for library in libraries):
             return f"{path}, line {frame.lineno}, in {frame.name}"
     return None
+
+
+def check_numbers(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
+    """Raise an `InputError` for the first value that is missing, not a number, or out of its range.
+
+    >>> check_numbers({"epochs": 0}, {"epochs": (int, 1, 100)})
+    Traceback (most recent call last):
+    spcp.errors.InputError: epochs = 0 must be a whole number, from 1 to 100
+    """
+    for name, (kind, low, high) in rules.items():
+        value = values.get(name)
+        right = isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
+        if not right or not low <= value <= high:  # type: ignore[operator]
+            what = "a whole number" if kind is int else "a number"
+            limit = f"at least {low:g}" if high >= LARGEST else f"from {low:g} to {high:g}"
+            raise InputError(f"{name} = {value!r:.60} must be {what}" + (f", {limit}" if low > -LARGEST else ""))
 
 
 def need(module: str, package: str, extra: str = "data") -> ModuleType:

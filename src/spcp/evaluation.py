@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from .bank import FeatureBank, build_bank
-from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare
+from .conformal import samples_needed, split, threshold_rank
+from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare, proxies, take
 from .errors import InputError, need
 from .files import written
 from .methods import Method
-from .metrics import Interval, mean_and_deviation, metrics
+from .metrics import Interval, mean_and_deviation, metrics, rate_interval
 from .model import ScoredModel
 from .progress import track
 from .runs import Run
-from .scores import SCORES, Score, build_score
+from .scores import MEMBERS, SCORES, Score, applicable, build_score
 from .tables import to_csv, to_json, to_latex, to_markdown
 
 # What is evaluated by default; ODIN is not among them, because it runs the network again.
-DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos"))
+DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos", "consensus-compact", "consensus-logits"))
 NOISE = "ood_val/noise"
 ITP_OPTIONS = {  # of its paper, by benchmark
     "cifar10": {"p": 10, "l": 2.2},
@@ -32,11 +34,23 @@ ITP_OPTIONS = {  # of its paper, by benchmark
     "imagenet200": {"p": 30, "l": 1.5},
     "imagenet": {"p": 30, "l": 1.5},
 }
-NAMES = {"fpr95": "FPR95", "auroc": "AUROC", "aupr_in": "AUPR-in", "aupr_out": "AUPR-out", "fpr95_id": "FPR95-id"}
+NAMES = {
+    "fpr95": "FPR95",
+    "auroc": "AUROC",
+    "aupr_in": "AUPR-in",
+    "aupr_out": "AUPR-out",
+    "fpr95_id": "FPR95-id",
+    "detection_rate": "detection rate",
+    "false_alarm_rate": "false alarm rate",
+}
 MEASURES = tuple(NAMES)
+LARGER_IS_BETTER = {"auroc", "aupr_in", "aupr_out", "detection_rate"}
+PROXIES = 200  # samples of each kind
+ALPHA = 0.05  # the false alarm rate at which detection rates are measured
 CONVENTION = (
     "Percent. FPR95 is OpenOOD's: the share of ID that is flagged when 95 % of OOD is; FPR95-id the share of OOD that "
-    "is accepted when 95 % of ID is."
+    "is accepted when 95 % of ID is. The detection rate is the share of OOD that is flagged by a threshold that is "
+    "calibrated on validation data to flag at most 5 % of ID."
 )
 
 
@@ -53,16 +67,20 @@ class Result:
     aupr_in: float
     aupr_out: float
     fpr95_id: float
+    detection_rate: float | None  # with a threshold for `alpha` by validation data; None where there is too little
+    false_alarm_rate: float | None  # of the same threshold on the ID test set
     accuracy: float  # on the ID test set
+    alpha: float = ALPHA
     auroc_interval: Interval | None = None  # of a single set
     fpr95_interval: Interval | None = None
+    detection_rate_interval: Interval | None = None  # Wilson's, for this threshold
     n_id: int | None = None
     n_ood: int | None = None
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields by name, with the ends of intervals as `auroc_low`, `auroc_high` and so on."""
         record = asdict(self)
-        for measure in ("auroc", "fpr95"):
+        for measure in ("auroc", "fpr95", "detection_rate"):
             low_high = record.pop(f"{measure}_interval") or (None, None)
             record |= dict(zip((f"{measure}_low", f"{measure}_high"), low_high, strict=True))
         return record
@@ -73,7 +91,7 @@ class Table:
     """Results of all scores on all sets."""
 
     rows: tuple[Result, ...]
-    scores: Mapping[tuple[str, str], Tensor]  # by score and role: for paired tests and figures
+    scores: Mapping[tuple[str, str], Tensor]  # by score and role: for paired tests and figures; "val": for thresholds
 
     def get(self, score: str, group: str, dataset: str = "mean") -> Result:
         """Return the result of a score on a set, or the mean over its group."""
@@ -98,24 +116,27 @@ class Table:
         """Write all rows, with shares in [0, 1]."""
         return to_json(self.records())
 
-    def markdown(self, measures: Sequence[str] = ("fpr95", "auroc")) -> str:
-        """Write a line for each score: `FPR95 / AUROC` on every set and group in percent, the best in bold."""
+    def markdown(self, measures: Sequence[str] = ("fpr95", "auroc", "detection_rate")) -> str:
+        """Write a line for each score: its measures on every set and group in percent, the best in bold."""
         table = to_markdown(*self._cells(measures, "**{}**"))
         return f"{table}\n{CONVENTION} ID accuracy {100 * self.rows[0].accuracy:.2f} %.\n"
 
-    def latex(self, measures: Sequence[str] = ("fpr95", "auroc")) -> str:
+    def latex(self, measures: Sequence[str] = ("fpr95", "auroc", "detection_rate")) -> str:
         """Write the same as a tabular."""
         return to_latex(*self._cells(measures, "\\textbf{{{}}}"), comment=CONVENTION)
 
     def _cells(self, measures: Sequence[str], bold: str) -> tuple[list[str], list[list[str]]]:
         """Return the header and the lines of a table for people."""
+        measures = [name for name in measures if all(getattr(row, name) is not None for row in self.rows)]
         columns = list(dict.fromkeys((row.group, row.dataset) for row in self.rows))
         results = {(row.score, row.group, row.dataset): row for row in self.rows}
         lines = {row.score: [row.score] for row in self.rows}
         for column in columns:
             there = {name: results[name, *column] for name in lines if (name, *column) in results}
             best = {
-                measure: (max if "au" in measure else min)(f"{getattr(row, measure):.4f}" for row in there.values())
+                measure: (max if measure in LARGER_IS_BETTER else min)(
+                    f"{getattr(row, measure):.4f}" for row in there.values()
+                )
                 for measure in measures
             }
             for name, line in lines.items():
@@ -168,6 +189,7 @@ class Evaluation:
         batch_size: int = 256,
     ) -> None:
         root = model.config.root if isinstance(model, Run) else None
+        self.chosen_on: Tensor | None = None  # validation samples that the run was chosen on
         data = load_benchmark(benchmark, root) if isinstance(benchmark, str) else benchmark
         if isinstance(model, Run):
             data = model.benchmark() if data is None else data.fewer(model.config.images)
@@ -176,12 +198,14 @@ class Evaluation:
                 raise InputError(
                     f"{model.folder}: its network takes samples {expected}, but those of {data.name} are {given}"
                 )
+            self.chosen_on = model.chosen_on(data)
             model = model.load(which, truncate=truncate)
         if data is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
         self.model = model if isinstance(model, ScoredModel) else ScoredModel(model, truncate=truncate)
         self.benchmark, self.folder, self.batch_size = data, folder, batch_size
         self._banks: dict[str, FeatureBank] = {}
+        self._proxies: dict[str, DataSet] = {}
         self._key = ""
 
     def _refresh(self) -> None:
@@ -193,11 +217,32 @@ class Evaluation:
     def _set(self, role: str) -> tuple[DataSet, Any]:
         """Return the data of a role, and its transform."""
         sets = self.benchmark.sets()
+        if role in self._proxies:
+            transform = self.benchmark.transform
+            if isinstance(transform, ImageTransform):  # has been applied: the images have their size
+                transform = dataclasses.replace(transform, resize=transform.crop)
+            return self._proxies[role], transform
         if role == NOISE and role not in sets and self.benchmark.val is not None:
             sets[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
         if role not in sets:
             raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(sets)}")
         return sets[role], self.benchmark.transform_of(role)
+
+    def outliers(self) -> list[str]:
+        """Return the roles of what a detector can be tried on: OOD validation sets, and proxies made of ID samples."""
+        if not self._proxies and self.benchmark.val is not None:
+            val = self.benchmark.val
+            rows = torch.randperm(len(val), generator=torch.Generator().manual_seed(0))[:PROXIES]
+            made = proxies(prepare(take(val, rows), self.benchmark.transform), PROXIES)
+            self._proxies = {f"proxy/{name}": samples for name, samples in made.items()}
+        given = [role for role in self.benchmark.sets() if role.startswith("ood_val/")]
+        return [*given, *self._proxies]
+
+    def samples(self, score: Score, role: str) -> FeatureBank | Loader:
+        """Return what a score looks at: the bank of a set, or its inputs."""
+        if not score.needs_inputs:
+            return self.bank(role)
+        return Loader(*self._set(role), batch_size=self.batch_size, device=self.model.device)
 
     def bank(self, role: str) -> FeatureBank:
         """Return the bank of a set such as "train" or "near/tin": by the test transform, in order."""
@@ -210,20 +255,51 @@ class Evaluation:
             self._banks[role] = bank.with_head(self.model.head) if same else bank
         return self._banks[role]
 
+    def with_val(self, rows: Tensor) -> Evaluation:
+        """Return the evaluation with some of the validation samples only; what does not depend on them is shared."""
+        assert self.benchmark.val is not None
+        self._refresh()
+        part = self.bank("val").take(rows)
+        benchmark = dataclasses.replace(self.benchmark, val=take(self.benchmark.val, rows))
+        other = Evaluation(self.model, benchmark, folder=self.folder, batch_size=self.batch_size)
+        made = set(self._banks) - set(self.benchmark.sets())  # of the validation samples
+        other._banks = {role: bank for role, bank in self._banks.items() if role not in made} | {"val": part}
+        other._key = self._key
+        return other
+
+    def divide(
+        self, alpha: float = ALPHA, delta: float | None = None, *, choosing: bool
+    ) -> tuple[Evaluation, Tensor | None]:
+        """Return the evaluation to fit and choose scores with, and the validation samples left for the threshold.
+
+        Where something is chosen or fitted on validation data (`choosing`), that is done on a part of it: see `split`.
+        If the run itself was chosen on a part (`spcp tune`), it is that part. None stands for all samples.
+        """
+        count = len(self.benchmark.val or ())
+        if self.chosen_on is not None:
+            free = torch.ones(count, dtype=torch.bool)
+            free[self.chosen_on] = False
+            return self.with_val(self.chosen_on), free.nonzero()[:, 0]
+        if not choosing:
+            return self, None
+        chosen, rest = split(count, alpha, delta)
+        return self.with_val(chosen), rest
+
     @torch.no_grad()
     def fit(self, score: Score) -> Score:
-        """Fit a score on the set it needs."""
+        """Fit a score on the sets it needs."""
         score.check_options()
-        name, method = type(score).__name__, self.model.method
-        if method is not None and score.reads not in method.readable:
-            raise InputError(
-                f"{name}: reads the last layer, and networks trained by {type(method).__name__} have none that makes "
-                "their logits; leave it out"
-            )
-        if score.fitted_on == "val" and self.benchmark.val is None:
-            raise InputError(f"{name}: is fitted on validation data, and {self.benchmark.name} has none; leave it out")
-        if score.fitted_on:
-            score.fit(self.bank(score.fitted_on), self.model.head)
+        name, method, sets = type(score).__name__, self.model.method, self.benchmark.sets()
+        if method is not None:
+            score.check_readable(method.readable, type(method).__name__)
+        for role in score.fitted_on:
+            if role not in sets and role not in score.does_without:
+                what = {"train": "training", "val": "validation"}[role]
+                raise InputError(f"{name}: is fitted on {what} data, and {self.benchmark.name} has none; leave it out")
+        if "train" in score.fitted_on and "train" in sets:
+            score.fit(self.bank("train"), self.model.head)
+        if "val" in score.fitted_on:
+            score.fit_held_out(self.bank("val"), self.model.head)
         return score
 
     @torch.no_grad()
@@ -231,9 +307,9 @@ class Evaluation:
         """Return the scores of a whole set, (N,)."""
         if not score.needs_inputs:
             return score.scores(self.bank(role), self.model.head)
-        loader = Loader(*self._set(role), batch_size=self.batch_size, device=self.model.device)
         of_inputs: Any = score
-        return torch.cat([of_inputs.score_inputs(lambda x: self.model.outputs(x).logits, x).cpu() for x, _ in loader])
+        batches = cast("Loader", self.samples(score, role))
+        return torch.cat([of_inputs.score_inputs(lambda x: self.model.outputs(x).logits, x).cpu() for x, _ in batches])
 
     def search(self, name: str, ood: str | None = None) -> Score:
         """Return the best of a score's sweep: the largest AUROC of ID against OOD validation data, the first on ties.
@@ -276,17 +352,17 @@ class Evaluation:
             return dict(method.score_options)
         if name == "odin" and isinstance(transform, ImageTransform):
             return {"std": transform.std}
+        if name == "consensus" and method is not None and method.score not in ("energy", *MEMBERS["default"]):
+            names = [name for name in MEMBERS["default"] if SCORES[name][0].reads in method.readable]
+            return {"members": {name: self.options_for(name) for name in (method.score, *names) if name != "energy"}}
         return ITP_OPTIONS.get(self.benchmark.name, {}) if name == "itp" else {}
 
     def default_scores(self) -> tuple[str, ...]:
         """Return the names of the scores that fit this model and data and need no other pass."""
-        there = (None, *(role for role in ("train", "val") if role in self.benchmark.sets()))
-        names = [name for name in DEFAULT_SCORES if SCORES[name][0].fitted_on in there]
         method = self.model.method
-        if method is not None:
-            names = [name for name in names if SCORES[name][0].reads in method.readable]
-            names += ["mos"] if method.score == "mos" else []
-        return tuple(names)
+        names = applicable(self.benchmark.sets(), None if method is None else method.readable)
+        own = ["mos"] if method is not None and method.score == "mos" else []
+        return (*(name for name in names if name in DEFAULT_SCORES), *own)
 
     def table(
         self,
@@ -294,15 +370,18 @@ class Evaluation:
         *,
         search: bool = False,
         full_spectrum: bool = False,
-        also: Sequence[str] = (),
+        alpha: float = ALPHA,
     ) -> Table:
         """Evaluate scores on every near-OOD and far-OOD set.
+
+        The threshold of the detection rate is calibrated on the validation data. Where a score is fitted or searched on
+        that, one part is for the score and the other for the threshold, as in `Detector.calibrate`.
 
         Args:
             scores: names, see `spcp.scores.SCORES`, or scores; by default `default_scores`.
             search: choose hyperparameters first, see `search`.
             full_spectrum: count the covariate-shifted sets as ID too.
-            also: other roles to keep scores of, such as "val".
+            alpha: the largest false alarm rate, for the detection rate.
         """
         self._refresh()
         chosen = {item if isinstance(item, str) else _label(item): item for item in scores or self.default_scores()}
@@ -314,28 +393,51 @@ class Evaluation:
         ood_roles = [f"{group}/{dataset}" for group, datasets in groups.items() for dataset in datasets]
         rows: list[Result] = []
         kept: dict[tuple[str, str], Tensor] = {}
+        enough = len(self.benchmark.val or ()) >= samples_needed(alpha) + 2
+        divided = {
+            choosing: self.divide(alpha, choosing=choosing) if enough else (self, None) for choosing in (False, True)
+        }
         for name, item in track(chosen.items(), "scores", len(chosen)):
-            score = self.fit(item) if isinstance(item, Score) else self.fitted(name, search=search)
-            for role in (*id_roles, *also, *ood_roles):
+            score = build_score(name, **self.options_for(name)) if isinstance(item, str) else item
+            fitting, rest = divided["val" in score.fitted_on or search]
+            score = fitting.search(name) if search and isinstance(item, str) else fitting.fit(score)
+            for role in (*id_roles, *ood_roles):
                 kept[name, role] = self.scores(score, role)
+            if enough and (rest is None or len(rest) >= samples_needed(alpha)):
+                calibration = self.scores(score, "val")
+                kept[name, "val"] = calibration if rest is None else calibration[rest]
             id_scores = torch.cat([kept[name, role] for role in id_roles])
             for group, datasets in groups.items():
-                results = [
-                    self._result(name, score, group, dataset, id_scores, kept[name, f"{group}/{dataset}"])
-                    for dataset in datasets
-                ]
+                results = [self._result(name, score, group, dataset, id_scores, kept, alpha) for dataset in datasets]
                 rows += [*results, _mean(results)]
         return Table(tuple(rows), kept)
 
     def _result(
-        self, name: str, score: Score, group: str, dataset: str, id_scores: Tensor, ood_scores: Tensor
+        self,
+        name: str,
+        score: Score,
+        group: str,
+        dataset: str,
+        id_scores: Tensor,
+        kept: Mapping[tuple[str, str], Tensor],
+        alpha: float,
     ) -> Result:
+        ood_scores, calibration = kept[name, f"{group}/{dataset}"], kept.get((name, "val"))
         try:
             measured = metrics(id_scores, ood_scores)
         except InputError as error:
             raise InputError(f"{name} on {group}/{dataset}: {error}") from error
-        values = {field.name: getattr(measured, field.name) for field in fields(measured)}
-        return Result(name, score.options, group, dataset, accuracy=self.bank("test").accuracy(), **values)
+        values: dict[str, Any] = {field.name: getattr(measured, field.name) for field in fields(measured)}
+        values |= {"detection_rate": None, "false_alarm_rate": None}
+        if calibration is not None:
+            threshold = calibration.sort().values[threshold_rank(len(calibration), alpha) - 1]
+            false_alarms, detected = (int((~(scores >= threshold)).sum()) for scores in (id_scores, ood_scores))
+            values["false_alarm_rate"], values["detection_rate"] = (
+                false_alarms / len(id_scores),
+                detected / len(ood_scores),
+            )
+            values["detection_rate_interval"] = rate_interval(detected, len(ood_scores))
+        return Result(name, score.options, group, dataset, accuracy=self.bank("test").accuracy(), alpha=alpha, **values)
 
 
 def evaluate(
@@ -345,14 +447,17 @@ def evaluate(
     *,
     search: bool = False,
     full_spectrum: bool = False,
+    alpha: float = ALPHA,
     **options: Any,
 ) -> Table:
     """Evaluate scores on every set of a benchmark, for a run or a model.
 
-    `search` and `full_spectrum` are those of `Evaluation.table`; `options` are `Evaluation`'s: `truncate`, `which`,
-    `folder`, `batch_size`.
+    `search`, `full_spectrum` and `alpha` are those of `Evaluation.table`; `options` are `Evaluation`'s: `truncate`,
+    `which`, `folder`, `batch_size`.
     """
-    return Evaluation(model, benchmark, **options).table(scores, search=search, full_spectrum=full_spectrum)
+    return Evaluation(model, benchmark, **options).table(
+        scores, search=search, full_spectrum=full_spectrum, alpha=alpha
+    )
 
 
 def _label(score: Score) -> str:
@@ -363,8 +468,10 @@ def _label(score: Score) -> str:
 def _mean(results: Sequence[Result]) -> Result:
     """Return the unweighted mean over sets."""
     first = results[0]
-    means = {measure: sum(getattr(row, measure) for row in results) / len(results) for measure in MEASURES}
-    return Result(first.score, first.options, first.group, "mean", accuracy=first.accuracy, **means)
+    columns = {measure: [getattr(row, measure) for row in results] for measure in MEASURES}
+    means: Any = {name: None if None in values else sum(values) / len(values) for name, values in columns.items()}
+    shared: Any = {"accuracy": first.accuracy, "alpha": first.alpha}
+    return Result(first.score, first.options, first.group, "mean", **shared, **means)
 
 
 def over_seeds(
@@ -372,4 +479,5 @@ def over_seeds(
 ) -> dict[str, tuple[float, float]]:
     """Return mean and standard deviation of each measure over runs; of a group, over the runs' group means."""
     rows = [table.get(score, group, dataset) for table in tables]
-    return {measure: mean_and_deviation([getattr(row, measure) for row in rows]) for measure in MEASURES}
+    columns = {measure: [getattr(row, measure) for row in rows] for measure in MEASURES}
+    return {measure: mean_and_deviation(values) for measure, values in columns.items() if None not in values}

@@ -1,59 +1,176 @@
-"""Files that are there whole or not at all, and tensors in them."""
+"""Files that are there whole or not at all, what is read back from them, and folders that one process writes into."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
-import tempfile
+import platform
+import re
+import secrets
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from .errors import InputError, need
 
+try:
+    import fcntl
+except ImportError:  # Windows, which does not let a file be removed that another process writes
+    fcntl = None  # type: ignore[assignment]
+
 if TYPE_CHECKING:
     from torch import Tensor
+
+_CHECKSUM = "spcp_checksum"  # among the notes of a safetensors file
 
 
 @contextlib.contextmanager
 def written(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write that appears under its name only when all of it is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    _sweep(path)
+    temporary, handle = _new_file_beside(path)
+    lock = os.dup(handle) if fcntl else None  # lasts until the file, closed, has its name
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
-        mask = os.umask(0)  # only their owner may read mkstemp's files
-        os.umask(mask)
-        os.chmod(temporary, 0o666 & ~mask)
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
-def sweep(folder: Path, *names: str) -> None:
-    """Remove what processes that were killed while they wrote such files have left."""
-    for name in names:
-        for left in folder.glob(f".{name}.*"):
-            left.unlink(missing_ok=True)
+def _new_file_beside(path: Path) -> tuple[Path, int]:
+    """Create a file that is locked for as long as it is open, by which `_sweep` sees that it is in use."""
+    while True:
+        temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+        handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
+        if _lock(handle) is not False and os.fstat(handle).st_nlink:  # else it was swept in between
+            return temporary, handle
+        os.close(handle)
+
+
+def _lock(handle: int) -> bool | None:
+    """Lock an open file for as long as it is open; False: another process has, None: there are no locks here."""
+    try:
+        if fcntl:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+
+
+def _sweep(path: Path) -> None:
+    """Remove what processes that were killed while they wrote this file have left."""
+    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
+    for entry in os.scandir(path.parent):
+        if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            with contextlib.suppress(OSError):
+                handle = os.open(entry.path, os.O_WRONLY)
+                try:
+                    if _lock(handle):
+                        os.unlink(entry.path)
+                finally:
+                    os.close(handle)
+
+
+@contextlib.contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Make a folder, and keep other processes from writing into it; it disappears again if it stays empty.
+
+    The lock ends with the process, however that ends.
+    """
+    filelock = need("filelock", "filelock", "train")
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"{folder}: is a file; name a folder")
+    made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / ".lock"
+    lock = filelock.FileLock(path)
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        holder = ""
+        with contextlib.suppress(OSError, ValueError):
+            holder = path.read_text().strip()
+        raise InputError(
+            f"{folder}: {holder or 'another process'} is writing into it; wait until it ends, or choose another folder"
+        ) from error
+    try:
+        path.write_text(f"process {os.getpid()} on {platform.node()}\n")
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        lock.release()
+        for parent in made:
+            with contextlib.suppress(OSError):  # it is not empty
+                parent.rmdir()
+
+
+def read_json(path: Path, cure: str) -> Any:
+    """Read a JSON file; where that fails, the error ends in the cure."""
+    try:
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+        raise InputError(f"{path}: {reason}; {cure}") from error
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{path}: is not valid JSON ({error}); {cure}") from error
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str] | None = None) -> None:
-    """Write tensors, and notes as text, into a safetensors file."""
+    """Write tensors, and notes as text, into a safetensors file, with a checksum of both."""
     save = need("safetensors.torch", "safetensors").save
     contiguous = {name: tensor.detach().cpu().contiguous().clone() for name, tensor in tensors.items()}
+    notes = dict(notes or {})
     with written(path) as file:
-        file.write(save(contiguous, dict(notes or {})))
+        file.write(save(contiguous, {**notes, _CHECKSUM: checksum(contiguous, notes)}))
 
 
-def read_tensors(path: Path) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Read the tensors of a safetensors file, memory-mapped, and its notes."""
+def read_tensors(
+    path: Path, *, ours: bool = False, cure: str = "write it again"
+) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Read the tensors of a safetensors file, memory-mapped, and its notes.
+
+    A file whose checksum differs is damaged. One without a checksum is somebody else's, which is an error if `ours`.
+    """
     safetensors = need("safetensors", "safetensors")
+    if not path.is_file():
+        raise InputError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}; check the path")
     try:
         with safetensors.safe_open(path, "pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, dict(file.metadata() or {})  # noqa: SIM118
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file; check the path") from error
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"{path}: not a safetensors file, or damaged ({error}); write it again") from error
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            notes = dict(file.metadata() or {})
+    except Exception as error:  # a damaged header can raise anything
+        raise InputError(f"{path}: not a safetensors file, or damaged ({error}); {cure}") from error
+    expected = notes.pop(_CHECKSUM, None)
+    if expected is None and ours:
+        raise InputError(f"{path}: was not written by spcp, or is damaged (it has no checksum); {cure}")
+    if expected not in (None, checksum(tensors, notes)):
+        raise InputError(f"{path}: is damaged, or was changed after it was written (its checksum differs); {cure}")
+    return tensors, notes
+
+
+def checksum(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:
+    """Return a checksum of tensors, with their names, types and shapes, and of notes."""
+    names = sorted(tensors)
+    described = [(name, str(tensors[name].dtype), list(tensors[name].shape)) for name in names]
+    value = zlib.crc32(json.dumps([described, sorted(notes.items())]).encode())
+    for name in names:
+        value = zlib.crc32(raw(tensors[name]), value)
+    return f"{value:08x}"
+
+
+def raw(tensor: Tensor) -> memoryview:
+    """Return the bytes of a tensor."""
+    import torch
+
+    array: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+    return memoryview(array)

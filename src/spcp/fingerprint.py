@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from . import __version__
-from .data.cache import raw
+from .files import raw
 
 # What modules hold that changes nothing in what they compute in evaluation mode.
 _BOOKKEEPING = {"training", "_modules", "_warned", "_unchecked", "_state_dict_hooks", "_state_dict_pre_hooks"}

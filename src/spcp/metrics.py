@@ -138,6 +138,17 @@ def auroc_and_variance(counts: Counts) -> tuple[float, float]:
     return area, float(of_id + of_ood)
 
 
+def rate_interval(count: int, n: int, confidence: float = 0.95) -> Interval:
+    """Return Wilson's interval of a rate of which `count` of n samples were seen.
+
+    >>> [round(end, 3) for end in rate_interval(0, 100)]
+    [0.0, 0.037]
+    """
+    z = NormalDist().inv_cdf((1 + confidence) / 2)
+    middle, half = count + z * z / 2, z * math.sqrt(count * (n - count) / n + z * z / 4)
+    return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
+
+
 def _auroc_interval(area: float, variance: float, confidence: float, pairs: int) -> Interval:
     """Return DeLong's interval on the logit scale, which stays within [0, 1] and covers for areas close to 1 too.
 

@@ -8,7 +8,9 @@ mode, its hooks and its head. So threads may share a network, and one that is be
 from __future__ import annotations
 
 import functools
+import os
 import types
+import warnings
 from typing import Any, TypeVar
 
 import torch
@@ -22,12 +24,16 @@ from .methods import Outputs as Outputs
 
 M = TypeVar("M", bound=nn.Module)
 
-# Containers of a module that a view copies, so that a change of the view does not reach the module.
-_COPIED = (
-    *("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules", "_forward_hooks"),
-    *("_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+# Containers of a module that a view copies, so that a change of the view does not reach the module; hooks only of the
+# classifier: during a pass nobody registers others, and to copy them all would take longer than all the rest.
+_COPIED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
     *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
 )
+_ROWS = (list, tuple)
+_PLAIN = {int, float, bool, str, type(None)}
+_EVERY = frozenset(nn.Module().__dict__)  # attributes of every module
 _REFERRING = {list, tuple, dict, types.MethodType, functools.partial}  # values of attributes that may hold modules
 
 
@@ -60,21 +66,27 @@ class ScoredModel(nn.Module):
 
     def outputs(self, x: Tensor) -> Outputs:
         """Run a batch in evaluation mode; the features are what enters the classifier."""
+        return self.run(x)[0]
+
+    def run(self, x: Tensor) -> tuple[Outputs, nn.Linear]:
+        """Return the outputs of a batch, and the head that scores of them may need."""
         network, method, head = self._views()
         if method is not None:
-            return method.outputs(network, x)  # type: ignore[arg-type]
+            return method.outputs(network, x), method.scoring_head(network)  # type: ignore[arg-type]
         entered: list[Tensor] = []
         left: list[Tensor] = []
-        head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]), prepend=True)
-        head.register_forward_hook(lambda _, inputs, output: left.append(output))
+        before = head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]), prepend=True)
+        after = head.register_forward_hook(lambda _, inputs, output: left.append(output))
         network(x)
+        before.remove()
+        after.remove()
         if len(entered) != 1 or entered[0].ndim != 2:
             shapes = ", ".join(str(tuple(features.shape)) for features in entered)
             raise InputError(
                 f"the classifier of {type(self.network).__name__} saw {shapes or 'nothing'} in one pass, not features "
                 "(batch, D); name another layer with classifier=..."
             )
-        return Outputs(entered[0], left[0], left[0].argmax(1))
+        return Outputs(entered[0], left[0], left[0].argmax(1)), head
 
     @property
     def head(self) -> nn.Linear:
@@ -99,16 +111,32 @@ class ScoredModel(nn.Module):
 
     def _views(self) -> tuple[nn.Module, Method | None, nn.Linear]:
         """Return views of the network, of its method and of its classifier."""
+        _settle(os.getpid())
         views: dict[int, nn.Module] = {}
         network = _view(self.network, views)
         method = None if self.method is None else _view(self.method, views)
         head: Any = views[id(self.network.get_submodule(self.classifier))]
+        head.__dict__.update({name: head.__dict__[name].copy() for name in _HOOKS})
         _redirect(views)
         if not self.truncate:
             for module in list(views.values()):
                 if isinstance(module, SPCPLinear):
                     module.revert_()
         return network, method, head
+
+
+_PARENT = os.getpid()
+
+
+@functools.cache
+def _settle(process: int) -> None:
+    """Let a child of `fork` compute with one thread: it would wait for ever for threads that only its parent has."""
+    if process != _PARENT and torch.get_num_threads() > 1:
+        warnings.warn(
+            "this process was forked, so it computes with one thread; to use more, start processes by spawn",
+            stacklevel=2,
+        )
+        torch.set_num_threads(1)
 
 
 def _view(module: M, views: dict[int, nn.Module]) -> M:
@@ -121,30 +149,46 @@ def _view(module: M, views: dict[int, nn.Module]) -> M:
         return views[id(module)]  # type: ignore[return-value]
     view = views[id(module)] = object.__new__(type(module))
     held = module.__dict__.copy()
-    held.update({name: held[name].copy() for name in _COPIED}, training=False, _compiled_call_impl=None)
+    for name in _COPIED:
+        held[name] = held[name].copy()
+    held["training"], held["_compiled_call_impl"] = False, None
     object.__setattr__(view, "__dict__", held)
+    children = held["_modules"]
     for name, child in module._modules.items():
-        held["_modules"][name] = child if child is None else _view(child, views)
+        if child is not None:
+            children[name] = _view(child, views)
     return view
 
 
 def _redirect(views: dict[int, nn.Module]) -> None:
     """Let attributes of views refer to views: modules in a list or dictionary, and methods bound to a module."""
+    for view in views.values():
+        held = view.__dict__
+        for name, value in held.items():
+            kind = type(value)
+            if (
+                kind in _REFERRING
+                and name not in _EVERY
+                and not (kind in _ROWS and _PLAIN.issuperset(map(type, value)))
+            ):
+                held[name] = _redirected(value, views)
 
-    def redirected(value: Any) -> Any:
-        if isinstance(value, nn.Module):
-            return views.get(id(value), value)
-        if type(value) in (list, tuple):
-            return type(value)(map(redirected, value))
-        if type(value) is dict:
-            return {key: redirected(item) for key, item in value.items()}
-        if type(value) is types.MethodType:
-            return types.MethodType(value.__func__, redirected(value.__self__))
-        if type(value) is functools.partial:
-            return functools.partial(redirected(value.func), *map(redirected, value.args), **redirected(value.keywords))
-        return value
 
-    for view in list(views.values()):
-        for name, value in view.__dict__.items():
-            if type(value) in _REFERRING and name not in _COPIED:
-                view.__dict__[name] = redirected(value)
+def _is_plain(value: Any) -> bool:
+    """Tell whether a value is a row of numbers or words, such as the padding of a convolution."""
+    return type(value) in _ROWS and _PLAIN.issuperset(map(type, value))
+
+
+def _redirected(value: Any, views: dict[int, nn.Module]) -> Any:
+    if isinstance(value, nn.Module):
+        return views.get(id(value), value)
+    if type(value) in _ROWS:
+        return type(value)(_redirected(item, views) for item in value)
+    if type(value) is dict:
+        return {key: _redirected(item, views) for key, item in value.items()}
+    if type(value) is types.MethodType:
+        return types.MethodType(value.__func__, _redirected(value.__self__, views))
+    if type(value) is functools.partial:
+        function, arguments, keywords = _redirected([value.func, value.args, value.keywords], views)
+        return functools.partial(function, *arguments, **keywords)
+    return value

@@ -1,9 +1,10 @@
-"""The one progress display: a bar on standard error for long work, where that is a terminal."""
+"""What terminals show: a bar on standard error for long work, and text that they do not take for commands."""
 
 from __future__ import annotations
 
 import contextlib
 import importlib.util
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
@@ -11,6 +12,19 @@ from typing import Any, TypeVar
 T = TypeVar("T")
 
 quiet = False  # whether to show nothing but results and problems; the command line's --quiet sets it
+
+
+# Control characters but tab and newline, marks that turn the direction of text, and bytes that are not UTF-8.
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def printable(text: str) -> str:
+    r"""Escape what a terminal would obey, or cannot show: file names may hold anything.
+
+    >>> printable("caf\xe9\x1b[2J.png")
+    'caf\xe9\\x1b[2J.png'
+    """
+    return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
 class Bar:
@@ -32,9 +46,9 @@ class Bar:
     def print(self, line: str) -> None:
         """Write a line that stays, above the bar."""
         if self._progress:
-            self._progress.console.print(line, highlight=False, markup=False)
+            self._progress.console.print(printable(line), highlight=False, markup=False)
         elif not quiet:
-            print(line, file=sys.stderr, flush=True)
+            print(printable(line), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -52,10 +66,11 @@ def progress_bar(description: str, total: float | None, *, show: bool = True, in
     from rich.console import Console
 
     numbers = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if in_bytes else (rich.TaskProgressColumn(),)
-    columns = (rich.TextColumn("{task.description}"), rich.BarColumn(None), *numbers, rich.TimeRemainingColumn())
-    details = rich.TextColumn("{task.fields[details]}")
+    words = rich.TextColumn("{task.description}", markup=False)
+    columns = (words, rich.BarColumn(None), *numbers, rich.TimeRemainingColumn())
+    details = rich.TextColumn("{task.fields[details]}", markup=False)
     with rich.Progress(*columns, details, console=Console(stderr=True), transient=True, expand=True) as progress:
-        yield Bar(progress, progress.add_task(description, total=total, details=""))
+        yield Bar(progress, progress.add_task(printable(description), total=total, details=""))
 
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:

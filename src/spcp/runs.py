@@ -3,26 +3,31 @@
 `config.json` (complete: the same command continues or repeats it), `inputs.json` (what the network expects, and what
 its classes are called), `metrics.jsonl` (a line an epoch), `last.safetensors` and `best.safetensors` (by ID
 validation), `environment.json` (versions, device, threads and instruction sets, from which epoch on),
-`state.safetensors` (everything that the next step depends on), and `detector.safetensors`, once it is calibrated.
+`state.safetensors` (everything that the next step depends on), `chosen_on.json`, if it was chosen among others on
+validation data, and `detector.safetensors`, once it is calibrated.
 """
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import json
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from .config import Config, build_method, build_network
 from .data import Benchmark, Inputs, load_benchmark
 from .detector import Detector
-from .errors import InputError
-from .files import read_tensors, write_tensors, written
+from .environment import environment
+from .errors import LARGEST, InputError, Rule, check_numbers
+from .files import locked, read_json, read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
 from .networks import Network, adapt, architecture_of, is_pretrained, put_weights
@@ -57,51 +62,97 @@ class Run:
         Args:
             folder: of the run.
             network: in place of the one that the config names, as `train` was given it. If the config names code
-                ("package.module:function", "model.pt2"), the same name has to be given here, or to `load`: a file
-                alone does not run code.
+                ("package.module:function"), the same name has to be given here, or to `load`: a file alone does not run
+                code.
             method: in place of the one that the config names, as `train` was given it.
         """
         folder = Path(folder).expanduser()
         settings = {key: value for key, value in read_settings(folder).items() if key not in GIVEN}
-        try:
+        with _about(folder / "config.json"):
             return cls(folder, Config.from_json(settings), network, method)
-        except InputError as error:
-            raise InputError(f"{folder / 'config.json'}: {error}") from error
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """One record an epoch: loss, accuracy, val_accuracy, lr, seconds; with truncation, threshold and truncated."""
         path = self.folder / "metrics.jsonl"
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        lines = path.read_bytes().splitlines() if path.exists() else []
+        records: list[dict[str, Any]] = []
+        for number, line in enumerate(lines, 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if number == len(lines):  # the copy of a disk that was full, or cut off
+                    _log.warning("%s: its last line is cut off, and left out", path)
+                    break
+                raise InputError(f"{path}: line {number} is not valid JSON ({error}); remove it") from error
+            with _about(path, f"; remove line {number}"):
+                _check_epoch(record, records)
+            records.append(record)
+        return records
 
     @property
     def environment(self) -> list[dict[str, Any]]:
         """What the run was computed with: a record for each change, with the epoch from which on it holds."""
         path = self.folder / "environment.json"
-        return json.loads(path.read_text()) if path.exists() else []
+        if not path.exists():
+            return []
+        records = read_json(path, "delete it")
+        kinds = {key: int if isinstance(value, int) else str for key, value in environment().items()}
+        with _about(path, "; delete it"):
+            for record in records if isinstance(records, list) else [records]:
+                if not isinstance(record, dict) or not all(isinstance(record.get(key), kinds[key]) for key in kinds):
+                    raise InputError(f"must be a list of records with {', '.join(kinds)}")
+                check_numbers(record, {"epoch": (int, 0, math.inf)})
+        return list(records)
 
     @property
     def inputs(self) -> Inputs:
         """What the network expects, and what its classes are called."""
         path = self.folder / "inputs.json"
-        try:
-            return Inputs.from_json(json.loads(path.read_text()))
-        except FileNotFoundError as error:
-            raise InputError(f"{path}: there is no such file; name the folder of a run") from error
-        except ValueError as error:
-            raise InputError(f"{path}: {error}") from error
+        with _about(path):
+            return Inputs.from_json(read_json(path, "name the folder of a run"))
 
     @property
     def detector_path(self) -> Path:
         """Where the calibrated detector is, once there is one."""
         return self.folder / "detector.safetensors"
 
+    def note_choice(self, benchmark: Benchmark, rows: Tensor) -> None:
+        """Keep which validation samples the run's settings were chosen on: those cannot calibrate it any more."""
+        record = {"benchmark": benchmark.name, "samples": len(benchmark.val or ()), "rows": rows.tolist()}
+        with written(self.folder / "chosen_on.json") as file:
+            file.write((json.dumps(record) + "\n").encode())
+
+    def chosen_on(self, benchmark: Benchmark) -> Tensor | None:
+        """Return the validation samples that the run's settings were chosen on; None if they were not, or on others."""
+        path = self.folder / "chosen_on.json"
+        if not path.exists():
+            return None
+        try:
+            record = json.loads(path.read_text())
+            name, samples, rows = record["benchmark"], int(record["samples"]), torch.tensor(record["rows"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{path}: cannot be read ({error}); run spcp tune again") from error
+        if name != benchmark.name:
+            return None
+        if samples != len(benchmark.val or ()):
+            raise InputError(
+                f"{self.folder}: its settings were chosen on a part of {samples} validation samples, but {name} has "
+                f"{len(benchmark.val or ())} now; calibrate with the data of then, or run spcp tune again"
+            )
+        return rows.long()
+
     def benchmark(self) -> Benchmark:
         """Load the data: as the folder describes it (`benchmark.toml`), or by the name in the settings."""
-        described = self.folder / "benchmark.toml"
-        config = self.config
-        data = load_benchmark(described) if described.exists() else load_benchmark(config.benchmark, config.root)
-        return data.fewer(config.images)
+        return load_benchmark(self.description or self.config.benchmark, self.config.root).fewer(self.config.images)
+
+    @property
+    def description(self) -> Path | None:
+        """The file that describes a user's data: in the folder, or in that of the tuning that the run belongs to."""
+        named = Path(self.config.benchmark)
+        above = self.folder.absolute().parents[:2] if named.name == "benchmark.toml" else ()
+        candidates = (folder / "benchmark.toml" for folder in (self.folder, *above))
+        return next((file for file in candidates if file.exists()), named if named.suffix == ".toml" else None)
 
     def load(
         self,
@@ -117,14 +168,18 @@ class Run:
         `open`; a network that is given stays as it is, and a copy gets the weights. `truncate` is as in `ScoredModel`.
         """
         net = self._built(network)
-        method = self.method if method is None else method
-        method = build_method(self.config) if method is None else copy.deepcopy(method)
-        method.prepare(net, max(1, self.config.epochs))
+        with _about(self.folder / "config.json"):
+            method = self.method if method is None else method
+            method = build_method(self.config) if method is None else copy.deepcopy(method)
+            method.prepare(net, max(1, self.config.epochs))
         path = self.folder / f"{which}.safetensors"
         if which == "best" and not path.exists() and (self.folder / "last.safetensors").exists():
             raise InputError(f"{self.folder}: has no best weights, because it had no validation data; take the last")
         tensors = load_weights(net, path)
-        missing, unknown = method.load_state_dict(within(tensors, "method."), strict=False)
+        try:
+            missing, unknown = method.load_state_dict(within(tensors, "method."), strict=False)
+        except RuntimeError:  # of another shape
+            missing, unknown = [], ["all"]
         if unknown or set(missing) - set(method.transient):
             raise InputError(f"{path}: its weights belong to another training method; give the one it was trained with")
         return ScoredModel(net.eval(), method.eval(), classifier="classifier", truncate=truncate)
@@ -142,7 +197,9 @@ class Run:
             return adapt(copy.deepcopy(network))
         if network not in (None, self.config.network):
             raise InputError(f"{self.folder}: its network is {self.config.network}, not {network}; name that one")
-        return build_network(self.config, self.inputs, code=network)
+        inputs = self.inputs
+        with _about(self.folder / "config.json"):
+            return build_network(self.config, inputs, code=network)
 
 
 def adopt(
@@ -157,8 +214,8 @@ def adopt(
     """Make a run of a model that is trained already, so that all that works on runs works on it.
 
     Args:
-        name: of the network: "package.module:function", "model.pt2", "timm:...", "hf:..." (also a folder of
-            `save_pretrained`), "torchvision:...", or one of this library's.
+        name: of the network: "package.module:function", "timm:...", "hf:..." (also a folder of `save_pretrained`),
+            "torchvision:...", or one of this library's.
         folder: for the run; a new one.
         benchmark: the data it was trained for.
         source: what `load_benchmark` finds it by; by default its name.
@@ -187,8 +244,9 @@ def adopt(
         )
     if weights is not None:
         load_weights(network, Path(weights).expanduser())
-    write_settings(folder, config.as_json(), inputs)
-    write_tensors(folder / "last.safetensors", network.state_dict())
+    with locked(folder):
+        write_settings(folder, config.as_json(), inputs)
+        write_tensors(folder / "last.safetensors", network.state_dict())
     return Run.open(folder, network=name)
 
 
@@ -207,6 +265,36 @@ def load_weights(network: Network, path: Path, *, new_classifier: bool = False) 
     return tensors
 
 
+@contextlib.contextmanager
+def _about(path: Path, cure: str = "") -> Iterator[None]:
+    """Name the file in errors about what it holds."""
+    try:
+        yield
+    except (ValueError, TypeError) as error:
+        text = str(error)
+        raise InputError(text if text.startswith(str(path.parent)) else f"{path}: {text}{cure}") from error
+
+
+_EPOCH: Mapping[str, Rule] = {
+    "epoch": (int, 0, math.inf),
+    "loss": (float, -LARGEST, LARGEST),
+    "accuracy": (float, 0, 1),
+    "lr": (float, 0, LARGEST),
+    "seconds": (float, 0, LARGEST),
+}
+_TRUNCATING: Mapping[str, Rule] = {"threshold": (float, -math.inf, math.inf), "truncated": (float, 0, 1)}
+
+
+def _check_epoch(record: Any, before: Sequence[Mapping[str, Any]]) -> None:
+    """Raise an error for a record of the history that cannot follow those before."""
+    if not isinstance(record, dict):
+        raise InputError(f"{record!r:.60} is no record of an epoch")
+    validated = {"val_accuracy": (float, 0, 1)} if record.get("val_accuracy") is not None else {}
+    check_numbers(record, {**_EPOCH, **validated, **(_TRUNCATING if "threshold" in record else {})})
+    if before and (record.keys() != before[0].keys() or record["epoch"] <= before[-1]["epoch"]):
+        raise InputError(f"the record of epoch {record['epoch']} does not fit those before")
+
+
 def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the tensors whose names begin with a prefix, without it."""
     return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
@@ -215,12 +303,10 @@ def within(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return what the config file of a run holds: the settings, and what `train` was given in their place."""
     path = folder / "config.json"
-    try:
-        settings: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError as error:
-        raise InputError(f"{path}: there is no such file; name the folder of a run") from error
-    except ValueError as error:
-        raise InputError(f"{path}: is not valid JSON ({error}); correct it, or choose another folder") from error
+    cure = "correct it, or choose another folder" if path.exists() else "name the folder of a run"
+    settings = read_json(path, cure)
+    if not isinstance(settings, dict):
+        raise InputError(f"{path}: must hold the settings by name; {cure}")
     return settings
 
 

@@ -8,13 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from .config import GRID, Config, build_method
+from .conformal import samples_needed, split
 from .contributions import Truncation
-from .data import Benchmark, load_benchmark
+from .data import Benchmark
 from .errors import InputError
-from .evaluation import Evaluation
+from .evaluation import ALPHA, Evaluation
 from .methods import TRUNCATING
 from .metrics import mean_and_deviation
+from .runs import Run
 from .training import train
 
 
@@ -43,8 +48,10 @@ def tune(
 ) -> Tuning:
     """Train a network for each rho_norm, and choose the one that tells ID validation from OOD validation best.
 
-    The rule is the paper's: largest AUROC of the method's score (energy for SPCP), never on a test set. Where there is
-    no OOD validation set, Gaussian noise like the validation set stands in. A value of 0 is the method without
+    The rule is the paper's: largest AUROC of the method's score (energy for SPCP), never on a test set. The ID samples
+    are one part of the validation data, see `spcp.conformal.split`: the best of several on them is better there than it
+    is, so only the other part can calibrate the run, and `calibrate_run` does that. Where there is no OOD validation
+    set, Gaussian noise like these samples stands in. A value of 0 is the method without
     truncation, for comparison: it is shown, and wins if it is best. Runs that are done are not repeated.
 
     Args:
@@ -57,7 +64,7 @@ def tune(
     """
     if config.method == "plain":
         raise InputError("plain: has no rho_norm to tune; choose spcp, or another method")
-    benchmark = benchmark or load_benchmark(config.benchmark, config.root)
+    benchmark = benchmark or Run(Path(folder).expanduser(), config).benchmark()
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation set to tune on; give it one (val)")
     values = [value for value in grid if 0 <= value <= len(benchmark.class_names)]
@@ -66,17 +73,25 @@ def tune(
     for value in values:  # before anything is trained
         build_method(with_rho_norm(config, value, 0))
     score = build_method(with_rho_norm(config, 0.0, 0)).score
+    chosen_on = validation_part(benchmark)
     rows: list[dict[str, Any]] = []
     for value in values:
         for seed in seeds:
             run = train(with_rho_norm(config, value, seed), run_folder(folder, value, seed), benchmark=benchmark)
-            evaluation = Evaluation(run, benchmark)
+            run.note_choice(benchmark, chosen_on)
+            evaluation = Evaluation(run, benchmark).with_val(chosen_on)
             ood = ood or evaluation.ood_validation
             row = {"rho_norm": value, "seed": seed, "auroc": evaluation.validation_auroc(score, ood)}
             rows.append(row | {"accuracy": evaluation.bank("val").accuracy(), "folder": str(run.folder)})
     assert ood is not None
     areas = {value: [row["auroc"] for row in rows if row["rho_norm"] == value] for value in values}
     return Tuning(tuple(rows), choose(areas), ood, score)
+
+
+def validation_part(benchmark: Benchmark) -> Tensor:
+    """Return the validation samples that settings are chosen on: a part, or all where too few would be left."""
+    count = len(benchmark.val or ())
+    return split(count)[0] if count >= samples_needed(ALPHA) + 2 else torch.arange(count)
 
 
 def choose(areas: Mapping[float, Sequence[float]]) -> float:

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from spcp.calibration import load_detector
+from spcp.choice import Choice
+from spcp.conformal import split
 from spcp.runs import Run
 
 from . import Spcp
@@ -22,17 +24,37 @@ def test_calibrate_shows_the_share_that_is_flagged(run: Spcp, trained: Path, tmp
     assert (detector.alpha, inputs.class_names) == (0.1, ("left", "right"))
     few = run("calibrate", folder, "--alpha", 0.001)
     assert few.code == 2
-    assert "at least 999 are needed" in few.err
+    assert "at least 1001 are needed" in few.err
 
 
 def test_samples_a_score_is_fitted_on_are_not_calibrated_on(run: Spcp, trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(trained, folder)
     whole = len(Run.open(folder).benchmark().val or ())
+    threshold = len(split(whole)[1])
     for arguments, count in (
         (["-s", "energy"], whole),
-        (["-s", "react"], whole // 2),
-        (["-s", "gen", "--search"], whole // 2),
+        (["-s", "react"], threshold),
+        (["-s", "gen", "--search"], threshold),
+        ([], threshold),
     ):
         assert run("calibrate", folder, *arguments).code == 0
         assert len(load_detector(folder)[0].calibration_scores) == count
+
+
+def test_calibrate_says_which_score_and_why(run: Spcp, trained: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    auto = run("calibrate", folder, "--score", "auto", "--by", "auroc")
+    assert auto.code == 0
+    choice = Choice.from_json(load_detector(folder)[0].notes["choice"])
+    assert f"score: {choice.score}" in auto.err
+    assert f"| {choice.score} (chosen) |" in auto.err
+    assert "the largest mean AUROC of" in auto.err
+    assert "flagged of outliers made of ID samples at alpha = 0.05: noise" in auto.err
+    default = run("calibrate", folder)
+    assert "score: consensus (energy, rmds, knn, vim); the default" in default.err
+    assert "(chosen)" not in default.err
+    for option, message in (("--by", 'must be "detection_rate" or "auroc"'), ("--score", "there is no score 'x'")):
+        wrong = run("calibrate", folder, "--score", "auto", option, "x")
+        assert (wrong.code, message in wrong.err) == (2, True)

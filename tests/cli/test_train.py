@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +11,7 @@ import pytest
 from spcp.data import load_benchmark
 from spcp.runs import Run, adopt
 
-from . import SMALL, TRAINING, Spcp
+from . import SMALL, TRAINING, Result, Spcp
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
 
@@ -91,3 +94,67 @@ def test_the_network_fits_the_images_and_their_number(run: Spcp, photos: Path, t
     assert Run.open(tmp_path / "run").config.network == "resnet18_224"
     assert "images are few to train resnet18_224 from scratch; a pretrained network" in result.err
     assert "--network timm:resnet18.a1_in1k" in result.err
+
+
+def test_two_processes_do_not_train_one_run(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    """The second is told who does. A killed one blocks nobody; who only reads is not asked to wait."""
+    folder = shutil.copytree(trained, tmp_path / "run")
+    train = ["train", "--id", photos / "id", "--ood", f"plain={photos / 'ood'}", "--ood-val", "gaussian", *SMALL]
+    train += ["--rho-norm", 0.3, "--out", folder]
+    code = f"import sys; from pathlib import Path; from spcp.files import locked\nwith locked(Path({str(folder)!r})):"
+    command = [sys.executable, "-c", f"{code} print(1, flush=True); sys.stdin.read()"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other:
+        assert other.stdout is not None
+        other.stdout.readline()
+        before = {path: path.read_bytes() for path in folder.iterdir()}
+        for arguments in (train, ["calibrate", folder]):
+            refused = run(*arguments)
+            assert (refused.code, refused.out) == (2, "")
+            assert f"process {other.pid} on " in refused.err.splitlines()[-1]
+        assert {path: path.read_bytes() for path in folder.iterdir()} == before
+        assert run("detect", photos / "ood", "--run", folder).code == 0
+        other.kill()
+    assert run(*train).code == 0
+    assert not (folder / ".lock").exists()
+
+
+def test_a_run_goes_on_after_its_folders_were_moved(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    """The same command with the new paths continues it; other data is refused, and changes nothing."""
+    first, second = tmp_path / "first", tmp_path / "moved" / "renamed"
+    shutil.copytree(photos, first)
+
+    def train(data: Path, out: Path, *more: object) -> Result:
+        return run("train", "--id", data / "id", "--ood", f"plain={data / 'ood'}", *SMALL, "--out", out, *more)
+
+    assert train(first, tmp_path / "a").code == 0
+    second.parent.mkdir()
+    first.rename(second)
+    (tmp_path / "a").rename(tmp_path / "b")
+    (tmp_path / "b" / "detector.safetensors").unlink()
+    before = (tmp_path / "b" / "last.safetensors").stat().st_mtime_ns
+    missing = run("calibrate", tmp_path / "b")
+    assert (missing.code, "there is no such file or folder" in missing.err) == (2, True)
+    assert train(second, tmp_path / "b").code == 0
+    assert (tmp_path / "b" / "last.safetensors").stat().st_mtime_ns == before
+    assert run("calibrate", tmp_path / "b").code == 0
+    other = tmp_path / "other"
+    shutil.copytree(photos, other)
+    (other / "id" / "left").rename(other / "id" / "centre")
+    contents = {path: path.read_bytes() for path in (tmp_path / "b").iterdir()}
+    refused = train(other, tmp_path / "b")
+    assert refused.code == 2
+    assert "its run is on data with other classes" in refused.err
+    assert {path: path.read_bytes() for path in (tmp_path / "b").iterdir()} == contents
+    assert train(second, tmp_path / "b", "--near", f"other={other / 'ood'}").code == 2
+
+
+def test_a_described_benchmark_may_be_moved(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    description = "[id]\npath = 'photos/id'\n[transform]\nsize = 16\n"
+    for place in ("here", "there"):
+        shutil.copytree(photos, tmp_path / place / "photos")
+        (tmp_path / place / "mine.toml").write_text(description)
+    out = ("--out", tmp_path / "r")
+    assert run("train", "-b", tmp_path / "here" / "mine.toml", *TRAINING, *out).code == 0
+    shutil.rmtree(tmp_path / "here")
+    assert run("train", "-b", tmp_path / "there" / "mine.toml", *TRAINING, *out).code == 0
+    assert len(Run.open(tmp_path / "r").history) == 2

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from spcp.calibration import load_detector
 from spcp.runs import Run
 
 from . import SMALL, Spcp
@@ -25,3 +26,11 @@ def test_tune_chooses_on_validation_data(run: Spcp, photos: Path, tmp_path: Path
     assert run(*arguments).rows() == rows
     assert times == {path: path.stat().st_mtime_ns for path in weights}  # nothing was trained again
     assert Run.open(tmp_path / "t" / "rho_norm-0" / "seed-1").config.method == "plain"
+    chosen = tmp_path / "t" / f"rho_norm-{float(best['rho_norm']):g}" / "seed-0"
+    detector, _ = load_detector(chosen)
+    chosen_on = Run.open(chosen).chosen_on(Run.open(chosen).benchmark())
+    assert chosen_on is not None
+    assert len(detector.calibration_scores) == len(Run.open(chosen).benchmark().val or ()) - len(chosen_on)
+    (tmp_path / "t").rename(tmp_path / "moved")
+    moved = Run.open(tmp_path / "moved" / "rho_norm-0" / "seed-1")
+    assert moved.benchmark().class_names == ("left", "right")  # described in the folder of the tuning

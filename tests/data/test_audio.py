@@ -106,7 +106,64 @@ def test_bad_sounds(tmp_path: Path) -> None:
             read_audio(tmp_path / name)
 
 
+@pytest.mark.parametrize("kind", ["WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3"])
+def test_half_a_file_is_refused(tmp_path: Path, kind: str) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "whole.wav", write_sound(tmp_path / "a.wav", seconds=4.0), 8000, format=kind)
+    whole = (tmp_path / "whole.wav").read_bytes()
+    assert len(read_audio(tmp_path / "whole.wav")[0]) == 32_000
+    for length in (len(whole) // 2, len(whole) - len(whole) // 8):
+        (tmp_path / "half.wav").write_bytes(whole[:length])
+        with pytest.raises(data.DataError, match=r"half.wav: (holds|not a readable|is truncated)"):
+            read_audio(tmp_path / "half.wav")
+
+
+def test_formats_that_do_not_tell_where_they_end_are_refused(tmp_path: Path) -> None:
+    soundfile = pytest.importorskip("soundfile")
+    soundfile.write(tmp_path / "a.wav", np.zeros(100), 8000, format="AU")
+    with pytest.raises(data.DataError, match=r"a.wav: is a sound in the format AU; convert it to WAV"):
+        read_audio(tmp_path / "a.wav")
+
+
+def test_a_small_file_does_not_take_much_memory(tmp_path: Path) -> None:
+    """One with a sample rate for which the filter would be billions of numbers long, and one that declares billions."""
+    soundfile = pytest.importorskip("soundfile")
+    t = data.AudioTransform(sample_rate=16_000, seconds=0.5, mels=20)
+    soundfile.write(tmp_path / "fast.wav", np.zeros(1200), 99_999_989)
+    write_sound(tmp_path / "long.flac", seconds=0.1)
+    content = bytearray((tmp_path / "long.flac").read_bytes())
+    content[21] |= 0x0F  # the upper bits of the number of samples
+    (tmp_path / "long.flac").write_bytes(content)
+    with pytest.raises(data.DataError, match=r"long.flac: \d{11} samples in 1 channels are too many"):
+        read_audio(tmp_path / "long.flac")
+    wave, rate = read_audio(tmp_path / "fast.wav")
+    assert rate == 99_999_989
+    for rate in (99_999_989, 0, -8000):
+        with pytest.raises(data.DataError, match=f"a sample rate of {rate} Hz is none that is known"):
+            fixed_length(wave, rate, t)
+
+
+@pytest.mark.parametrize(("rate", "to"), [(8000, 16000), (44100, 16000), (192_000, 16000), (9_973, 16000), (3, 8000)])
+def test_what_comes_after_the_result_is_not_resampled(rate: int, to: int) -> None:
+    """A minute or a day of sound costs no more than the half second that is wanted, and gives the same."""
+    from scipy.signal import resample_poly
+
+    t = data.AudioTransform(sample_rate=to, seconds=0.5, mels=20)
+    wave = torch.randn(max(2 * rate, 1000), generator=torch.Generator().manual_seed(0))
+    common = math.gcd(rate, to)
+    whole = resample_poly(wave.numpy(), to // common, rate // common)[: to // 2]
+    got = fixed_length(wave, rate, t)
+    np.testing.assert_array_equal(got[: len(whole)].numpy(), whole.astype(np.float32))
+    assert not got[len(whole) :].any()
+
+
 def test_bad_transforms() -> None:
+    for options in ({"seconds": math.inf}, {"mean": math.nan}):
+        with pytest.raises(data.DataError, match="the rest numbers"):
+            data.AudioTransform(**options)  # type: ignore[arg-type]
+    for options in ({"sample_rate": 10**9}, {"seconds": 1e5}, {"window": 50.0, "seconds": 60.0, "mels": 60}):
+        with pytest.raises(data.DataError, match="too fast, too long, or too many bands"):
+            data.AudioTransform(**options)  # type: ignore[arg-type]
     for options in ({"mels": 0}, {"sample_rate": 8000.5}, {"hop": "x"}):
         with pytest.raises(data.DataError, match="must be positive whole numbers, the rest numbers"):
             data.AudioTransform(**options)  # type: ignore[arg-type]

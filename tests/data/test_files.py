@@ -5,6 +5,9 @@ import os
 import pickle
 import struct
 import tempfile
+import tracemalloc
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +30,7 @@ from hypothesis import strategies as st
 
 from spcp import data
 from spcp.data.files import CORRUPTIONS
+from spcp.data.mat import read_mat
 from spcp.data.plain_pickle import load_plain_pickle
 
 
@@ -119,6 +123,40 @@ def test_a_hostile_pickle_is_refused(tmp_path: Path, content: bytes) -> None:
     assert not Path("/tmp/spcp-was-here").exists()
 
 
+def peak_of(read: Callable[[], Any]) -> int:
+    """The most memory, in bytes, that Python and numpy hold at a time while `read` fails with a DataError."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(data.DataError):
+            read()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02Nr\xff\xff\xff\x0f.",  # a place in the memo: Python would make room for all before it, 4 GB
+        b"Np268435455\n.",
+        b"\x80\x04\x8e\x00\x00\x00\x00\x02\x00\x00\x00.",  # a string of 8 GiB
+        b"\x80\x02\x8b\xff\xff\xff\x7f.",  # an integer of 2 GiB
+    ],
+)
+def test_a_small_pickle_does_not_take_much_memory(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "small").write_bytes(content)
+    assert peak_of(lambda: load_plain_pickle(tmp_path / "small")) < 1 << 22
+
+
+def test_dictionaries_that_hold_the_same_twice_are_read_once(tmp_path: Path) -> None:
+    """Sixty levels: who follows every path through them never comes back."""
+    value: Any = {}
+    for _ in range(60):
+        value = {b"a": value, b"b": value}
+    (tmp_path / "nested").write_bytes(pickle.dumps(value, 2))
+    assert load_plain_pickle(tmp_path / "nested").keys() == {b"a", b"b"}
+
+
 @given(st.binary(max_size=200))
 def test_any_bytes_are_a_value_or_a_data_error(content: bytes) -> None:
     with tempfile.NamedTemporaryFile() as file:
@@ -153,7 +191,7 @@ def test_cifar_elsewhere(tmp_path: Path) -> None:
         data.read_cifar(tmp_path, "test")
     write_cifar10_binary(tmp_path / "c")
     (tmp_path / "c" / "data_batch_3.bin").unlink()
-    with pytest.raises(data.DataError, match=r"data_batch_3.bin: No such file"):
+    with pytest.raises(data.DataError, match=r"data_batch_3.bin: there is no such file"):
         data.read_cifar(tmp_path / "c", "train")
     with pytest.raises(data.DataError, match="split must be"):
         data.read_cifar(tmp_path / "c", "val")  # type: ignore[arg-type]
@@ -240,7 +278,7 @@ def test_damaged_svhn(tmp_path: Path) -> None:
     path = tmp_path / "test_32x32.mat"
     write_svhn(path)
     path.write_bytes(path.read_bytes()[:3000])
-    with pytest.raises(data.DataError, match=r"test_32x32.mat: cannot be read as a mat file"):
+    with pytest.raises(data.DataError, match=r"test_32x32.mat: cannot be read as a MATLAB file"):
         data.read_svhn(path)
     savemat(path, {"X": pixels(32, 32, 3, 4)})
     with pytest.raises(data.DataError, match="has no array 'y'"):
@@ -248,8 +286,78 @@ def test_damaged_svhn(tmp_path: Path) -> None:
     savemat(path, {"X": pixels(32, 32, 3, 4), "y": np.ones((3, 1))})
     with pytest.raises(data.DataError, match="with 3 labels"):
         data.read_svhn(path)
-    with pytest.raises(data.DataError, match=r"none.mat: there is no such file"):
+    savemat(path, {"X": pixels(32, 32, 3, 2), "y": np.array([[1.0], [np.nan]])})
+    with pytest.raises(data.DataError, match="a label is nan"):
+        data.read_svhn(path)
+    savemat(path, {"X": pixels(32, 32, 3, 2) * 1j, "y": np.ones((2, 1))})
+    with pytest.raises(data.DataError, match="not of real numbers"):
+        data.read_svhn(path)
+    savemat(path, {"y": np.ones((2, 1))}, format="4")
+    with pytest.raises(data.DataError, match="not a MATLAB file of version 5; save it with -v7"):
+        data.read_svhn(path)
+    with pytest.raises(data.DataError, match=r"none.mat: No such file"):
         data.read_svhn(tmp_path / "none.mat")
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+@pytest.mark.parametrize("dtype", ["u1", "i2", "i8", "f4", "f8", ">f8"])
+def test_mat_files_as_scipy_writes_them(tmp_path: Path, dtype: str, compressed: bool) -> None:
+    """Small numbers are stored within their tag, and doubles that are whole as bytes; other things are passed over."""
+    from scipy.io import savemat
+
+    arrays = {"X": pixels(2, 3, 4).astype(dtype), "y": np.array([[7]], dtype)}
+    others = {"text": "hello", "cell": np.array(["a", 2], object), "struct": {"a": 1.5}, "none": np.zeros((0, 3))}
+    savemat(tmp_path / "a.mat", others | arrays, do_compression=compressed)
+    read = read_mat(tmp_path / "a.mat", {"X", "y", "none", "missing"})
+    assert read.keys() == {"X", "y", "none"}
+    for name, array in arrays.items():
+        assert read[name].dtype == np.dtype(dtype).newbyteorder("=")
+        np.testing.assert_array_equal(read[name], array)
+    assert read["none"].shape == (0, 3)
+
+
+def test_mat_files_of_the_other_byte_order(tmp_path: Path) -> None:
+    def element(kind: int, content: bytes) -> bytes:
+        return struct.pack(">2I", kind, len(content)) + content + bytes(-len(content) % 8)
+
+    numbers = np.arange(6.0).astype(">f8").reshape(3, 2)
+    parts = (element(6, struct.pack(">2I", 6, 0)), element(5, struct.pack(">2i", 2, 3)), element(1, b"y"))
+    matrix = element(14, b"".join(parts) + element(9, numbers.tobytes()))
+    (tmp_path / "a.mat").write_bytes(bytes(124) + b"\x01\x00MI" + matrix)
+    np.testing.assert_array_equal(read_mat(tmp_path / "a.mat", {"y"})["y"], [[0, 2, 4], [1, 3, 5]])
+
+
+def test_damaged_mat_files_end_in_one_sentence(tmp_path: Path) -> None:
+    """Cut anywhere, and with any byte of the headers changed."""
+    path = tmp_path / "a.mat"
+    write_svhn(path, count=1)
+    whole = path.read_bytes()
+    for i in range(len(whole) - 1, 0, -211):
+        path.write_bytes(whole[:i])
+        with pytest.raises(data.DataError, match=r"a\.mat: "):
+            data.read_svhn(path)
+    from scipy.io import savemat
+
+    savemat(path, {"X": pixels(32, 32, 3, 1), "y": np.ones((1, 1))})
+    plain = path.read_bytes()
+    for at in (*range(124, 200), *range(len(plain) - 64, len(plain))):
+        for value in (1, 255):
+            path.write_bytes(plain[:at] + bytes([value]) + plain[at + 1 :])
+            with contextlib.suppress(data.DataError):
+                assert len(data.read_svhn(path)) == 1
+
+
+def test_a_small_mat_file_does_not_take_much_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    header = bytes(124) + b"\x00\x01IM"
+    sizes = struct.pack("<4i", 32, 32, 3, 1 << 28)
+    matrix = struct.pack("<4I", 6, 8, 9, 0) + struct.pack("<2I", 5, 16) + sizes + struct.pack("<I4s", 1 << 16 | 1, b"X")
+    matrix += struct.pack("<2I", 2, (1 << 32) - 8)
+    (tmp_path / "declared.mat").write_bytes(header + struct.pack("<2I", 14, len(matrix)) + matrix)
+    monkeypatch.setattr("spcp.data.mat._LARGEST", 1 << 22)
+    bomb = zlib.compress(bytes(1 << 26))
+    (tmp_path / "bomb.mat").write_bytes(header + struct.pack("<2I", 15, len(bomb)) + bomb)
+    for name in ("declared.mat", "bomb.mat"):
+        assert peak_of(lambda name=name: data.read_svhn(tmp_path / name)) < 1 << 24  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("shape", [(4, 8, 9), (4, 8, 9, 3), (4, 3, 8, 9), (4, 8, 9, 1)])
@@ -320,4 +428,4 @@ def test_damaged_arrays(tmp_path: Path) -> None:
     fails("a.npz: cannot be read")
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 30)
     fails("a.safetensors: (damaged|cannot)", "a.safetensors")
-    fails("No such file", "b.npz")
+    fails("there is no such file", "b.npz")

@@ -44,7 +44,7 @@ def test_pipes_are_not_waited_for(tmp_path: Path) -> None:
     write_image(tmp_path / "a.png")
     os.mkfifo(tmp_path / "b.png")
     assert data.read_folder(tmp_path).paths == ("a.png",)
-    with pytest.raises(data.DataError, match=r"b.png: there is no such file"):
+    with pytest.raises(data.DataError, match=r"b.png: is a folder, a pipe or a device, not a file"):
         open_image(tmp_path / "b.png")
 
 
@@ -182,3 +182,14 @@ def test_paths_that_are_nothing(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("1,2")
     with pytest.raises(data.DataError, match=r"a.csv: not a format that can be read"):
         data.read(tmp_path / "a.csv")
+
+
+def test_names_of_classes_are_text(tmp_path: Path) -> None:
+    """A folder's name need not be UTF-8, and may hold what commands a terminal; a class can be printed anywhere."""
+    for name in ("a\x1b[2J", os.fsdecode(b"caf\xe9")):
+        (tmp_path / name).mkdir()
+        write_image(tmp_path / name / "0.png")
+    listed = data.read_folder(tmp_path)
+    assert listed.class_names == (r"a\x1b[2J", r"caf\udce9")
+    assert len(listed) == 2
+    assert all((listed.root / path).is_file() for path in listed.paths)

@@ -250,10 +250,20 @@ def test_small_files_are_prepared_once(folder: data.FileSet, tmp_path: Path) -> 
     assert first.x.shape == (30, 3, 32, 32)
     (kept,) = (tmp_path / "cache").iterdir()
     assert torch.equal(collect(data.Loader(folder, transform))[0], collect(data.Loader(first, transform))[0])
-    np.save(kept, np.zeros_like(first.x.numpy()))
-    assert data.prepare(folder, transform).x.sum() == 0  # it is read from there
-    kept.write_bytes(kept.read_bytes()[:1000])  # damaged: built again
+    time = kept.stat().st_mtime_ns
     assert torch.equal(data.prepare(folder, transform).x, first.x)
+    assert kept.stat().st_mtime_ns == time  # it is read from there
+    content = kept.read_bytes()
+    for damaged in (
+        content[:1000],
+        content[:-1],
+        content[:-1000] + bytes(996) + content[-4:],
+        content.replace(b"u1", b"b1"),
+    ):
+        kept.write_bytes(damaged)  # built again
+        prepared = data.prepare(folder, transform).x
+        assert prepared.dtype == torch.uint8
+        assert torch.equal(prepared, first.x)
     path = folder.root / folder.paths[0]
     write_image(path, (100, 90), seed=99)
     os.utime(path, (1, 1))

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -101,24 +100,14 @@ def test_models_of_others() -> None:
         adapt(Doubled(), "fc").forward_features(torch.randn(4, 3, 4))
 
 
-def test_models_by_name(tmp_path: Path) -> None:
-    """A function that builds one, or an exported program; the program's last layer is the classifier."""
+def test_models_by_name() -> None:
     built = load_model("spcp.networks:cnn", 5, (1, 12, 12))
     assert (built.num_classes, built.num_features) == (5, 128)
-    original = cnn(5, width=8).eval()
-    batch = {0: torch.export.Dim("batch", min=2, max=64)}
-    program = torch.export.export(original, (torch.randn(4, 1, 12, 12),), dynamic_shapes=(batch,))
-    torch.export.save(program, tmp_path / "model.pt2")
-    exported = load_model(str(tmp_path / "model.pt2"), 5, (1, 12, 12))
-    x = torch.randn(3, 1, 12, 12)
-    torch.testing.assert_close(exported.train()(x), original(x))
-    torch.testing.assert_close(exported.forward_features(x), original.forward_features(x))
     for name, message in (
         ("spcp.networks:nothing", "cannot be called"),
         ("spcp.networks:adapt", "write a function that needs `num_classes` or nothing"),
         ("os:getcwd", "returns a str, not a model"),
         ("spcp.networks:resnet18", r"cannot be run on samples \(1, 12, 12\)"),
-        (str(tmp_path / "none.pt2"), "there is no such file"),
     ):
         with pytest.raises(InputError, match=message):
             load_model(name, 5, (1, 12, 12))

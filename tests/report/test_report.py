@@ -15,6 +15,7 @@ from spcp.data import Benchmark, TensorSet
 from spcp.errors import InputError
 from spcp.metrics import compare
 from spcp.report.figures import draw
+from spcp.report.study import decisions
 from spcp.report.summary import summarize
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
@@ -101,6 +102,34 @@ def test_the_verdict_agrees_with_the_tables(study: report.Study) -> None:
     assert (f"{study.subject.name} is below" in text) == bool(worse)
     assert all(f"{name} (" in text for name in worse)
     assert f"{100 * study.reference.accuracy[0]:.1f} % with plain" in text  # type: ignore[union-attr]
+
+
+def test_the_report_opens_with_the_decision(study: report.Study, written: Path) -> None:
+    made = decisions(study)
+    assert [(one.arm, one.score, one.recommended) for one in made] == [
+        ("SPCP (rho_norm 1)", "consensus", True),
+        ("SPCP (rho_norm 1)", "energy", False),
+        ("plain", "energy", False),
+    ]
+    for one in made:
+        arm = next(arm for arm in study.arms if arm.name == one.arm)
+        rates = [run.table.get(one.score, "near", "dim").detection_rate for run in arm.runs]
+        assert one.detection_rates["near", "dim"].mean == pytest.approx(sum(map(float, rates)) / 2)
+    assert summarize(study)[0].startswith(
+        "At a promised false alarm rate of 5 %: consensus with SPCP (rho_norm 1) (rec"
+    )
+    page, text = ((written / name).read_text() for name in ("report.html", "report.md"))
+    assert page.index('<section id="decision">') < page.index('<section id="verdict">')
+    assert text.index("## Decision") < text.index("## Verdict")
+    assert f"| consensus, SPCP (rho_norm 1) (recommended) | {made[0].false_alarm_rate} |" in text
+    assert 'id="table-detection_rate"' in page
+
+
+def test_a_single_run_has_intervals(runs: list[Path], data: Benchmark) -> None:
+    (one,) = decisions(report.gather([runs[0]], benchmark=data, scores=["energy"]))
+    rate = one.detection_rates["far", "dark"]
+    assert rate.interval is not None
+    assert str(rate) == f"{100 * rate.mean:.1f} ({100 * rate.interval[0]:.1f} to {100 * rate.interval[1]:.1f})"
 
 
 def test_names_are_names_and_ticks_are_numbers(study: report.Study) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from statistics import NormalDist
 
 import numpy as np
 import reference
@@ -358,21 +359,51 @@ def mos(z: np.ndarray, groups: list[list[int]]) -> np.ndarray:
 
 
 def two_views(h: np.ndarray, W: np.ndarray, b: np.ndarray, H: np.ndarray, lam: float | None = None) -> np.ndarray:
-    """The smaller of the shares of ID samples that score lower, by plain and by truncated energy."""
+    """The log of the smaller share of ID samples that score lower, by plain and by truncated energy."""
     if lam is None:
         lam = float(reference.mean_support(H, W, b).mean())
-    out = np.full(len(h), np.inf)
-    for threshold in (None, lam):
-        id_scores, scores = np.sort(energy(logits(H, W, b, threshold))), energy(logits(h, W, b, threshold))
-        n, scale = len(id_scores), id_scores.std()
-        for i, s in enumerate(scores):
-            p = np.interp(s, id_scores, np.arange(1, n + 1) / (n + 1))
-            if s < id_scores[0]:
-                p = math.exp((s - id_scores[0]) / scale) / (n + 1)
-            if s > id_scores[-1]:
-                p = 1 - math.exp((id_scores[-1] - s) / scale) / (n + 1)
-            out[i] = min(out[i], p)
-    return out
+    views = [(energy(logits(h, W, b, t)), energy(logits(H, W, b, t))) for t in (None, lam)]
+    return consensus(views, "minimum")
+
+
+def p_value(s: float, id_scores: np.ndarray) -> float:
+    """The share of ID scores below s, by interpolation; beyond them exponential, by their standard deviation."""
+    id_scores = np.sort(id_scores)
+    n, scale = len(id_scores), id_scores.std()
+    if s < id_scores[0]:
+        return math.exp((s - id_scores[0]) / scale) / (n + 1)
+    if s > id_scores[-1]:
+        return 1 - math.exp((id_scores[-1] - s) / scale) / (n + 1)
+    up_to = [i + 1 for i in range(n) if id_scores[i] <= s][-1]
+    if up_to == n:
+        return n / (n + 1)
+    low, high = id_scores[up_to - 1], id_scores[up_to]
+    return float((up_to + (s - low) / (high - low)) / (n + 1))
+
+
+def consensus(members: list[tuple[np.ndarray, np.ndarray]], combine: str = "log") -> np.ndarray:
+    """Scores and ID scores of each member to p-values, and those to one number."""
+    p = np.array([[p_value(s, id_scores) for s in scores] for scores, id_scores in members])
+    normal = np.vectorize(NormalDist().inv_cdf)
+    out = []
+    for column in p.T:
+        if combine == "log":
+            out.append(sum(math.log(value) for value in column))
+        elif combine == "minimum":
+            out.append(math.log(min(column)))
+        elif combine == "harmonic":
+            out.append(-math.log(sum(1 / value for value in column)))
+        elif combine == "cauchy":
+            total = sum(1 / math.tan(math.pi * value) for value in column)
+            out.append(-math.copysign(math.log(1 + abs(total)), total))
+        elif combine == "stouffer":
+            out.append(sum(NormalDist().inv_cdf(value) for value in column))
+        else:
+            on_id = np.array([normal([p_value(s, id_scores) for s in id_scores]) for _, id_scores in members])
+            values, vectors = np.linalg.eigh(on_id @ on_id.T / on_id.shape[1])
+            u = normal(column) @ vectors @ np.diag(values**-0.5) @ vectors.T
+            out.append(sum(math.log(NormalDist().cdf(value)) for value in u))
+    return np.array(out)
 
 
 def auroc(id_scores: np.ndarray, ood_scores: np.ndarray) -> float:

@@ -11,6 +11,7 @@ import sys
 import warnings
 
 from ..errors import InputError, TrainingError, raised_in
+from ..progress import printable
 from .app import app as app
 from .app import verbosity
 
@@ -23,7 +24,13 @@ from . import methods, scores, data  # isort: skip  # noqa: F401
 
 def main() -> None:
     """Run a command, and turn an exception into a message and an exit code."""
-    logging.basicConfig(format="spcp: %(message)s", level=logging.WARNING)
+    if hasattr(sys.stdin, "reconfigure"):  # lists of files: in whatever encoding their names are
+        sys.stdin.reconfigure(encoding=sys.getfilesystemencoding(), errors=sys.getfilesystemencodeerrors())
+    if hasattr(sys.stdout, "reconfigure"):  # which cannot hold every name
+        sys.stdout.reconfigure(errors="backslashreplace")
+    handler = logging.StreamHandler()
+    handler.setFormatter(_Printable("spcp: %(message)s"))
+    logging.basicConfig(handlers=[handler], level=logging.WARNING)
     warnings.showwarning = _warn
     try:
         code = app(standalone_mode=False, prog_name="spcp")
@@ -40,6 +47,7 @@ def _report(error: Exception) -> int:
     if verbosity.verbose:
         logging.getLogger("spcp").exception("traceback:")
     if hasattr(error, "show") and hasattr(error, "exit_code"):  # typer's: an unknown option, a missing argument
+        error.message = printable(getattr(error, "message", None) or "")  # type: ignore[attr-defined]
         error.show(file=sys.stderr)
         return int(error.exit_code)
     if isinstance(error, InputError):
@@ -70,4 +78,9 @@ def _warn(message: Warning | str, category: type[Warning], *_: object, **__: obj
 
 
 def _print_error(text: str) -> None:
-    print(f"spcp: {text}", file=sys.stderr, flush=True)
+    print(f"spcp: {printable(text)}", file=sys.stderr, flush=True)
+
+
+class _Printable(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument
 
 from .app import command
-from .options import LATEST, Alpha, Json, Model, Truncate, latest_run, open_runs, option
+from .options import LATEST, Alpha, Json, Model, ScoreName, Truncate, latest_run, open_runs, option
 from .output import note, percent, show
+from .training import note_choice
 
 
 @command("calibrate", panel="Detect")
 def calibrate_command(
     run: Annotated[Path | None, Argument(help=f"Folder of a run; default: {LATEST}.", show_default=False)] = None,
-    score: Annotated[str | None, option("See `spcp scores`; default: the method's.", "--score", "-s")] = None,
+    score: ScoreName = None,
+    by: Annotated[str, option("What auto compares: detection_rate or auroc.")] = "detection_rate",
     alpha: Alpha = 0.05,
     delta: Annotated[
         float | None, option("Hold alpha for all but this share of calibration sets; default: on average.")
@@ -35,11 +37,11 @@ def calibrate_command(
     from ..calibration import calibrate_run, flagged_shares
 
     (opened,) = open_runs([latest_run(run)], model)
-    detector, evaluation = calibrate_run(
-        opened, score, alpha=alpha, delta=delta, by_class=by_class, search=search, truncate=truncate
-    )
+    settings: Any = {"delta": delta, "by_class": by_class, "search": search, "truncate": truncate, "by": by}
+    detector, evaluation = calibrate_run(opened, score, alpha=alpha, **settings)
     rows = flagged_shares(detector, evaluation)
     show(rows, as_json, f"flagged as OOD at alpha = {alpha:g}", percent("flagged"))
+    note_choice(detector)
     hint = "" if len(rows) > 1 else "; there are no OOD sets to test on (--ood)"
     samples = len(detector.calibration_scores)
     note(f"calibrated on {samples} validation samples{hint}; written: {opened.detector_path}")

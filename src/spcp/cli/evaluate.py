@@ -50,9 +50,11 @@ def eval_command(
         with written(out.expanduser()) as file:
             file.write((text or (to_csv if out.suffix == ".csv" else to_json)(rows)).encode())
         note(f"written: {out}")
-    keys = ("run", "score", "group", "dataset", "fpr95", "auroc")[len(opened) == 1 :]
+    rates = ("detection_rate", "false_alarm_rate") if all(row["detection_rate"] is not None for row in rows) else ()
+    measures = ("fpr95", "auroc", *rates)
+    keys = ("run", "score", "group", "dataset", *measures)[len(opened) == 1 :]
     shown = rows if as_json else [{key: row[key] for key in keys} for row in rows]
-    show(shown, as_json, for_people=percent("fpr95", "auroc"))
+    show(shown, as_json, for_people=percent(*measures))
     note(CONVENTION.removeprefix("Percent. "))  # a table on a terminal is in percent, CSV and JSON are not
     for folder, accuracy in {row["run"]: row["accuracy"] for row in rows}.items():
         note(f"ID accuracy {100 * accuracy:.2f} %" + (f" of {folder}" if len(opened) > 1 else ""))

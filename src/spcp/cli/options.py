@@ -35,8 +35,15 @@ Runs = Annotated[list[Path], Argument(help="Folders of runs.", show_default=Fals
 Scores = Annotated[str | None, option("Names, separated by commas; default: all that apply.", "--scores", "-s")]
 Truncate = Annotated[bool, option("Truncate contributions, if the network was trained so.", "--truncate/--no-truncate")]
 Root = Annotated[Path | None, data_option("Folder of the data sets; default: $SPCP_DATA, else data/.")]
-Model = Annotated[
-    str | None, option("The code that the run's network is: package.module:function, or model.pt2 of torch.export.")
+Model = Annotated[str | None, option("The code that builds the run's network: package.module:function.")]
+ScoreName = Annotated[
+    str | None,
+    option(
+        "See `spcp scores`; auto: the best on OOD validation data; auto-proxies: where there is none, on outliers made "
+        "of ID samples; default: consensus.",
+        "--score",
+        "-s",
+    ),
 ]
 Alpha = Annotated[float, option("Largest false alarm rate: the share of ID samples that may be flagged as OOD.")]
 
@@ -65,16 +72,11 @@ def _only_runs(paths: Sequence[Path]) -> list[Path]:
     return runs
 
 
-def code_name(model: str) -> str:
-    """Return the name of a model as runs keep it: that of a file is absolute."""
-    return str(Path(model).expanduser().resolve()) if model.endswith(".pt2") else model
-
-
 def open_runs(paths: Sequence[Path], model: str | None) -> list[Run]:
     """Open runs; `model` names the code of those whose network is code."""
     from ..runs import Run
 
-    return [Run.open(path, network=model and code_name(model)) for path in _only_runs(paths)]
+    return [Run.open(path, network=model) for path in _only_runs(paths)]
 
 
 def check_alpha(alpha: float) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from ..progress import printable
 from ..tables import Record, cell, to_csv, to_json
 from .app import verbosity
 
@@ -13,7 +14,7 @@ from .app import verbosity
 def note(text: str) -> None:
     """Print something that is not a result, unless --quiet."""
     if not verbosity.quiet:
-        print(text, file=sys.stderr, flush=True)
+        print(printable(text), file=sys.stderr, flush=True)
 
 
 def result(text: object, end: str = "\n") -> None:
@@ -45,14 +46,14 @@ def _print_table(rows: Sequence[Record], title: str) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title or None, title_justify="left")
+    table = Table(title=Text(printable(title)) if title else None, title_justify="left")
     keys = list(dict.fromkeys(key for row in rows for key in row))
     for key in keys:
         numeric = key.endswith("(%)") or all(isinstance(row.get(key), int | float | None) for row in rows)
-        table.add_column(key.replace("_", " "), justify="right" if numeric else "left", overflow="fold")
+        table.add_column(printable(key).replace("_", " "), justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         style = {"OOD": "bold yellow", "unreadable": "red"}.get(str(row.get("verdict")), "")
-        table.add_row(*(Text(_text(row.get(key))) for key in keys), style=style)
+        table.add_row(*(Text(printable(_text(row.get(key)))) for key in keys), style=style)
     Console(file=verbosity.results).print(table)
 
 

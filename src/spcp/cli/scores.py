@@ -14,6 +14,6 @@ def scores_command(as_json: Json = False) -> None:
 
     rows = []
     for name, (kind, _) in SCORES.items():
-        fitted_on = {"train": "training set", "val": "validation set"}.get(kind.fitted_on or "", "")
+        fitted_on = " and ".join({"train": "training set", "val": "validation set"}[role] for role in kind.fitted_on)
         rows.append({"score": name, "formula": kind.formula, "fitted_on": fitted_on, "paper": kind.paper})
     show(rows, as_json)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from ..errors import InputError
 from .app import command
-from .options import Alpha, check_alpha, key_values, method_option, option, training_option
+from .options import Alpha, ScoreName, check_alpha, key_values, method_option, option, training_option
 from .output import note
 from .training import TrainingOptions, calibrate_if_possible
 from .user_data import DataOptions
@@ -27,10 +27,11 @@ def train_command(
     seed: Annotated[int, training_option("Seed of weights, order and augmentation.")] = 0,
     out: Annotated[Path | None, option("Folder of the run; default: runs/DATA-METHOD-SEED.", "--out", "-o")] = None,
     alpha: Alpha = 0.05,
+    score: ScoreName = None,
 ) -> None:
     """Train a network, or continue its training, and calibrate it on its validation data.
 
-    The same command continues a run that was interrupted (Ctrl-C).
+    The same command continues a run that was interrupted (Ctrl-C); if folders were moved, with their new paths.
 
     [dim]spcp train                                            # SPCP on the embedded digits
     spcp train -b cifar10 -m logitnorm --rho-norm 0.5
@@ -51,7 +52,7 @@ def train_command(
             note(f"rho_norm: {config.truncation.rho_norm} by default; spcp tune chooses it on validation data")
         run = train(config, folder, benchmark=benchmark)
     note(f"run: {folder}")
-    calibrate_if_possible(run, alpha)
+    calibrate_if_possible(run, alpha, score)
 
 
 def _advise(config: Config, benchmark: Benchmark | None) -> None:

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import InputError
+from ..progress import printable
 from .options import data_option, key_values, method_option, training_option
 from .output import note
-from .user_data import DataOptions
+from .user_data import DESCRIPTION, DataOptions
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..detector import Detector
     from ..runs import Run
 
 NETWORKS = "cnn, resnet18, wideresnet28, audio_cnn, mlp, ...; trained already: timm:NAME, hf:NAME, torchvision:NAME."
@@ -44,8 +46,6 @@ class TrainingOptions:
 
         if self.model and self.network:
             raise InputError("--model and --network: give one of them")
-        if self.model and self.model.endswith(".pt2"):
-            raise InputError(f"--model {self.model}: an exported program cannot be trained; spcp adopt takes it as is")
         given = key_values(self.option)
         changes |= {field.name: given.pop(field.name) for field in fields(Truncation) if field.name in given}
         changes |= {key: getattr(self, key) for key in ("width", "epochs", "batch_size", "lr", "precision")}
@@ -53,21 +53,38 @@ class TrainingOptions:
         changes["root"] = None if data.root is None else str(data.root)
         changes["start"] = None if self.weights is None else str(self.weights.expanduser().resolve())
         changes = {key: value for key, value in changes.items() if value is not None}
-        return config_for(data.source(folder), self.method, **changes)
+        config = config_for(data.source(folder), self.method, **changes)
+        return replace(config, benchmark=DESCRIPTION) if data.id_ else config
 
 
-def calibrate_if_possible(run: Run, alpha: float) -> None:
+def calibrate_if_possible(run: Run, alpha: float, score: str | None = None) -> None:
     """Leave a calibrated detector in the folder of a run, if there is enough validation data."""
     from ..calibration import calibrate_run
 
     try:
-        detector, evaluation = calibrate_run(run, alpha=alpha)
+        detector, evaluation = calibrate_run(run, score, alpha=alpha)
     except InputError as error:
-        print(f"spcp: not calibrated: {error}", file=sys.stderr)
+        print(printable(f"spcp: not calibrated: {error}"), file=sys.stderr)
         return
     note(f"validation accuracy {100 * evaluation.bank('val').accuracy():.1f} %")
+    note_choice(detector)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
     note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")
+
+
+def note_choice(detector: Detector) -> None:
+    """Say which score a detector has and why, and what it flags of the outliers it was tried on."""
+    from ..choice import Choice, trials_from_json
+
+    choice, trials = Choice.from_json(detector.notes["choice"]), trials_from_json(detector.notes["trials"])
+    members = f" ({', '.join(detector.score.options['members'])})" if "members" in detector.score.options else ""
+    note(f"score: {choice.score}{members}; {choice.reason}")
+    if choice.candidates:
+        note(choice.table().rstrip())
+    for given, what in ((True, "OOD validation data"), (False, "outliers made of ID samples")):
+        rates = [f"{t.dataset.split('/', 1)[1]} {100 * t.detection_rate:.1f} %" for t in trials if t.given is given]
+        if rates:
+            note(f"flagged of {what} at alpha = {detector.alpha:g}: {', '.join(rates)}")
 
 
 def model_option(config: Config) -> str:

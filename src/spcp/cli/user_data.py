@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +58,8 @@ class DataOptions:
     def described_in(self, folder: Path, flip: bool = True, network: str | None = None) -> Iterator[Benchmark | None]:
         """Read a user's data (None: a benchmark by name), and keep its description in the folder if a run follows.
 
-        A pretrained network gets its images as it was trained on them.
+        The data of a run may have been moved, so its description may differ in the paths. A pretrained network gets its
+        images as it was trained on them.
         """
         text = self._description(flip, network or "")
         if folder.exists() and not folder.is_dir():
@@ -68,8 +70,8 @@ class DataOptions:
         from ..files import written
 
         path = folder / DESCRIPTION
-        previous = path.read_text() if path.exists() else None
-        if previous != text and (previous is not None or (folder / "config.json").exists()):
+        previous = path.read_text(encoding="utf-8", errors="replace") if path.exists() else None
+        if (folder / "config.json").exists() if previous is None else _but_for_paths(previous) != _but_for_paths(text):
             raise InputError(
                 f"{folder}: holds a run on other data, or with other --ood, --size, ...; choose another folder (--out)"
             )
@@ -78,6 +80,11 @@ class DataOptions:
             file.write(text.encode())
         try:
             yield benchmark
+        except InputError:
+            if previous is not None:  # it is other data
+                with written(path) as file:
+                    file.write(previous.encode())
+            raise
         finally:
             if [entry.name for entry in folder.iterdir()] == [path.name]:  # there is no run
                 path.unlink()
@@ -130,15 +137,29 @@ def _read(text: str) -> Benchmark:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / DESCRIPTION
-        path.write_text(text)
+        path.write_text(text, encoding="utf-8")
         try:
             return read_benchmark(path)
         except InputError as error:
             raise InputError(str(error).removeprefix(f"{path}: ")) from error
 
 
+def _but_for_paths(text: str) -> Any:
+    """Return what a description says, but for the name and the paths of the data."""
+    try:
+        table = tomllib.loads(text)
+        table["id"] |= {"path": ""}
+        groups = {key: value for key, value in table.get("ood", {}).items() if isinstance(value, dict)}
+        return table | {"name": "", "ood": table.get("ood", {}) | {key: sorted(groups[key]) for key in groups}}
+    except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
+        return text
+
+
 def _absolute(path: str | Path) -> str:
-    return str(Path(path).expanduser().resolve())
+    absolute = str(Path(path).expanduser().resolve())
+    if any("\ud800" <= character <= "\udfff" for character in absolute):
+        raise InputError(f"{absolute}: its name is not UTF-8, as the description of a run's data has to be; rename it")
+    return absolute
 
 
 def _paths(values: list[str], option: str) -> dict[str, str]:
@@ -149,4 +170,4 @@ def _toml(value: Any) -> str:
     """Write a value as TOML: a table inline, anything else as JSON has it."""
     if isinstance(value, dict):
         return f"{{ {', '.join(f'{_toml(key)} = {_toml(entry)}' for key, entry in value.items())} }}"
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which TOML wants escaped, too

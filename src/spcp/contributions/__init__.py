@@ -10,6 +10,7 @@ from .patterns import Sparsity as Sparsity
 from .patterns import contribution_pattern as contribution_pattern
 from .patterns import evaluating as evaluating
 from .patterns import explain as explain
+from .patterns import explanations_of as explanations_of
 from .patterns import fit_threshold as fit_threshold
 from .patterns import pattern_of as pattern_of
 from .patterns import sparsity as sparsity

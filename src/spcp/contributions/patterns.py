@@ -141,9 +141,14 @@ def explain(model: nn.Module, x: Tensor | Mapping[str, Any], classifier: str | N
         classifier: the dotted name of the last layer, where the search for it fails.
     """
     _, head = find_classifier(model, classifier)
+    return explanations_of(*_features_and_logits(model, x, head), head)
+
+
+def explanations_of(features: Tensor, logits: Tensor, head: nn.Linear) -> list[Explanation]:
+    """Explain predictions by what enters the head, (B, D), and leaves it, (B, K)."""
     threshold = _threshold(head)
     explanations = []
-    for h, z in zip(*_features_and_logits(model, x, head), strict=True):
+    for h, z in zip(features, logits, strict=True):
         k = int(z.argmax())
         c = h * head.weight[k]  # (D,)
         order = c.argsort(descending=True, stable=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from dataclasses import asdict
 from typing import Any, TypeVar
@@ -153,6 +154,8 @@ def _by_tracing_and_name(model: nn.Module) -> list[nn.Linear]:
 
 
 _TRACING = threading.RLock()  # two traces at once would undo each other's changes
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_TRACING._at_fork_reinit)  # type: ignore[attr-defined]  # its owner stays behind
 
 
 class _Tracer(fx.Tracer):

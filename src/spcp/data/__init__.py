@@ -29,6 +29,7 @@ from .noise import noise as noise
 from .openood import BENCHMARKS as BENCHMARKS
 from .prepared import prepare as prepare
 from .prepared import readable as readable
+from .proxies import proxies as proxies
 from .reading import as_set as as_set
 from .reading import read as read
 from .sets import DataSet as DataSet

@@ -12,7 +12,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import DataError, need
+from .errors import DataError, check_file, need
+
+_FORMATS = {"WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3"}  # of these it can be told whether the end is missing
+_LARGEST = 2**28  # samples of a sound, 1 GiB: 90 minutes at 48 kHz
+_FASTEST = 400_000  # Hz: the filter from one rate to another can be 20 times as long as the larger
 
 
 @dataclass(frozen=True)
@@ -33,11 +37,17 @@ class AudioTransform:
     def __post_init__(self) -> None:
         whole = all(isinstance(value, int) and value > 0 for value in (self.sample_rate, self.mels))
         if not whole or not all(
-            isinstance(v, int | float) for v in (self.seconds, self.window, self.hop, self.mean, self.std)
+            isinstance(v, int | float) and math.isfinite(v)
+            for v in (self.seconds, self.window, self.hop, self.mean, self.std)
         ):
             raise DataError(f"{self}: sample_rate and mels must be positive whole numbers, the rest numbers")
-        if self.samples < self.window_samples or self.hop_samples < 1 or self.std <= 0:
+        finite = all(abs(value) < 1e9 for value in vars(self).values())
+        if not finite or self.samples > 1e9 or self.mels * self.window_samples > 1e8:
+            raise DataError(f"{self}: is too large to compute; take smaller numbers")
+        if self.samples < self.window_samples or self.hop_samples < 1 or not self.std > 0:
             raise DataError(f"{self}: the length must hold a window, and rate, hop and std must be positive")
+        if self.sample_rate > _FASTEST or self.samples > _LARGEST or self.mels * self.bins > _LARGEST // 16:
+            raise DataError(f"{self}: too fast, too long, or too many bands; take less")
         empty = int((mel_filters(self).sum(1) == 0).sum())
         if empty:
             raise DataError(f"{self.mels} mel bands are too many: {empty} fall between two frequencies; take fewer")
@@ -66,15 +76,20 @@ class AudioTransform:
 def read_audio(path: Path) -> tuple[Tensor, int]:
     """Read a waveform (samples,) in [-1, 1], averaged over channels, and its sample rate."""
     soundfile = need("soundfile", "soundfile")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; check the list or the folder")
+    check_file(path)
     try:
+        about = soundfile.info(path)
+        if about.format not in _FORMATS:
+            raise DataError(f"{path}: is a sound in the format {about.format}; convert it to WAV")
+        if about.frames * about.channels > _LARGEST:
+            raise DataError(f"{path}: {about.frames} samples in {about.channels} channels are too many; cut it up")
         wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
-    except (RuntimeError, OSError, ValueError) as error:
+    except DataError:
+        raise
+    except (RuntimeError, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path}: not a readable sound ({error}); repair or remove it") from error
-    expected = soundfile.info(path).frames
-    if not len(wave) or len(wave) < expected:
-        raise DataError(f"{path}: holds {len(wave)} of {expected} samples; repair or remove it")
+    if not len(wave) or len(wave) < about.frames:
+        raise DataError(f"{path}: holds {len(wave)} of {about.frames} samples; repair or remove it")
     if _truncated(path):  # libsndfile takes what is there for the whole
         raise DataError(f"{path}: is truncated, after {len(wave)} samples; repair or remove it")
     if not np.isfinite(wave).all():
@@ -85,18 +100,27 @@ def read_audio(path: Path) -> tuple[Tensor, int]:
 def _truncated(path: Path) -> bool:
     """Return whether a WAV or AIFF file has fewer bytes than its header gives; 0 and the largest number give none."""
     with open(path, "rb") as file:
-        head = file.read(8)
-    order: Literal["little", "big"] = "big" if head[:4] == b"FORM" else "little"
-    size = int.from_bytes(head[4:8], order) if head[:4] in (b"RIFF", b"FORM") else 0
-    return 0 < size < 2**32 - 1 and path.stat().st_size < size + 8
+        head = file.read(28)  # name, size, "WAVE"; in a RF64 file "ds64", its size, and the size in 64 bits
+    order: Literal["little", "big"] = "big" if head[:4] in (b"FORM", b"RIFX") else "little"
+    if head[:4] == b"RF64":
+        size, none = int.from_bytes(head[20:28], order), 2**64 - 1
+    elif head[:4] in (b"RIFF", b"RIFX", b"FORM"):
+        size, none = int.from_bytes(head[4:8], order), 2**32 - 1
+    else:
+        return False  # the format tells by itself
+    return 0 < size < none and path.stat().st_size < size + 8
 
 
 def fixed_length(wave: Tensor, rate: int, transform: AudioTransform) -> Tensor:
     """Return the waveform (samples,) at the transform's rate (polyphase filter), shortened or padded with silence."""
+    if not 1 <= rate <= _FASTEST:
+        raise DataError(f"a sample rate of {rate} Hz is none that is known; resample it to at most {_FASTEST} Hz")
     if rate != transform.sample_rate:
         common = math.gcd(rate, transform.sample_rate)
-        signal = need("scipy.signal", "scipy")
-        resampled = signal.resample_poly(wave.numpy(), transform.sample_rate // common, rate // common)
+        up, down = transform.sample_rate // common, rate // common
+        # Without what comes after the result: the filter reaches ten periods of the lower rate to either side.
+        wave = wave[: math.ceil(transform.samples * down / up) + 20 * math.ceil(max(1, down / up))]
+        resampled = need("scipy.signal", "scipy").resample_poly(wave.numpy(), up, down)
         wave = torch.from_numpy(np.ascontiguousarray(resampled, dtype=np.float32))
     wave = wave[: transform.samples]
     return torch.nn.functional.pad(wave, (0, transform.samples - len(wave)))

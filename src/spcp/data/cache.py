@@ -5,13 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import zlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from ..files import written
 
@@ -40,12 +38,6 @@ def key_of(*parts: object) -> str:
     return digest.hexdigest()[:32]
 
 
-def raw(tensor: Tensor) -> memoryview:
-    """Return the bytes of a tensor."""
-    array: Any = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
-    return memoryview(array)
-
-
 def cached(key: str, build: Callable[[], np.ndarray], fits: Callable[[np.ndarray], bool]) -> np.ndarray:
     """Return the array that `build()` makes, from disk if it is there and fits; else build and store it."""
     folder = cache_folder()
@@ -54,9 +46,17 @@ def cached(key: str, build: Callable[[], np.ndarray], fits: Callable[[np.ndarray
     path = folder / f"{key}.npy"
     with contextlib.suppress(Exception), open(path, "rb") as stored:  # a damaged file can raise anything
         array: np.ndarray = np.load(stored, allow_pickle=False)
-        if fits(array):
+        if stored.read() == _checksum(array) and fits(array):
             return array
     array = build()
     with contextlib.suppress(OSError), written(path) as file:  # no room, no permission: the cache is a convenience
         np.save(file, array, allow_pickle=False)
+        file.write(_checksum(array))
     return array
+
+
+def _checksum(array: np.ndarray) -> bytes:
+    """Return a checksum of an array, its type and its shape; it follows the array in its file."""
+    described = f"{array.dtype.str} {array.shape}".encode()
+    content = np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+    return zlib.crc32(content, zlib.crc32(described)).to_bytes(4, "big")

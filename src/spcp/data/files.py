@@ -16,7 +16,8 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .errors import DataError, need, read_bytes
+from .errors import DataError, read_bytes
+from .mat import read_mat
 from .plain_pickle import load_plain_pickle
 from .sets import TensorSet
 
@@ -125,7 +126,7 @@ def read_cifar10c(folder: str | Path) -> TensorSet:
     x = np.empty((n, 32, 32, 3), np.uint8)
     for k, corruption in enumerate(CORRUPTIONS):
         chosen = image[k::15]
-        stack = _load_npy(folder / f"{corruption}.npy", mmap=True)  # (5 n, 32, 32, 3), severity by severity
+        stack = _load_npy(folder / f"{corruption}.npy")  # (5 n, 32, 32, 3), severity by severity
         if stack.shape != (5 * n, 32, 32, 3) or stack.dtype != np.uint8:
             raise DataError(
                 f"{folder / corruption}.npy: {stack.shape} of {stack.dtype}, not {5 * n} x 32 x 32 x 3 bytes"
@@ -143,10 +144,12 @@ CORRUPTIONS = (
 )  # fmt: skip
 
 
-def _load_npy(path: Path, mmap: bool = False) -> np.ndarray:
+def _load_npy(path: Path) -> np.ndarray:
+    """Map an array into memory, which fails where the header declares more than the file holds."""
     try:
-        return np.load(path, mmap_mode="r" if mmap else None, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+        array: np.ndarray = np.load(path, mmap_mode="r", allow_pickle=False)
+        return array
+    except Exception as error:  # a damaged header is parsed as Python, and can raise anything
         raise DataError(f"{path}: cannot be read as a npy file ({error}); download it again") from error
 
 
@@ -209,24 +212,17 @@ def _first(folder: Path, names: Sequence[str]) -> Path:
 def read_svhn(path: str | Path) -> TensorSet:
     """Read SVHN's cropped digits, `test_32x32.mat` or `train_32x32.mat`; the digit 0, 10 in the file, becomes 0."""
     path = Path(path).expanduser()
-    io_module = need("scipy.io", "scipy")
-    if not path.is_file():
-        raise DataError(f"{path}: there is no such file; check the path")
-    try:
-        content = io_module.loadmat(path, variable_names=["X", "y"])
-        x, y = content["X"], content["y"].reshape(-1)
-    except KeyError as error:
-        raise DataError(
-            f"{path}: has no array {error}, as SVHN's files do; name the file of the cropped digits"
-        ) from error
-    except Exception as error:  # scipy raises a dozen kinds on damaged files
-        raise DataError(f"{path}: cannot be read as a mat file ({error}); download it again") from error
+    arrays = read_mat(path, {"X", "y"})
+    if missing := sorted({"X", "y"} - set(arrays)):
+        raise DataError(f"{path}: has no array {missing[0]!r}, as SVHN's files do; name the file of the cropped digits")
+    x, y = arrays["X"], arrays["y"].reshape(-1)
     if x.ndim != 4 or x.shape[:3] != (32, 32, 3) or x.dtype != np.uint8 or x.shape[3] != len(y):
         raise DataError(
             f"{path}: X is {x.shape} of {x.dtype} with {len(y)} labels, not 32 x 32 x 3 x N bytes with N labels"
         )
+    strange = y[~np.isin(y, np.arange(11))]
+    if len(strange):
+        raise DataError(f"{path}: a label is {strange[0]}, but digits go from 1 to 10; download it again")
     labels = np.where(y == 10, 0, y).astype(np.int64)
-    if labels.min(initial=0) < 0 or labels.max(initial=0) > 9:
-        raise DataError(f"{path}: a label is {y.max()}, but digits go from 1 to 10; download it again")
     images = np.ascontiguousarray(x.transpose(3, 2, 0, 1))
     return TensorSet("svhn", torch.from_numpy(images), torch.from_numpy(labels), tuple("0123456789"), path.name)

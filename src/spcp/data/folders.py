@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from ..progress import printable
 from .errors import DataError, read_bytes
 from .files import Split, check_split
 from .sets import OOD, FileSet, on_cpu
@@ -57,9 +58,9 @@ def read_folder(
     if label == "":
         names = [""] * len(paths)
     elif label is None:
-        names = [path.split("/")[0] if "/" in path else "" for path in paths]
+        names = [printable(path.split("/")[0]) if "/" in path else "" for path in paths]
     else:
-        names = [_matched(label, path, folder) for path in paths]
+        names = [printable(_matched(label, path, folder)) for path in paths]
     if "" in names and len(set(names)) > 1:
         path = paths[names.index("")]
         raise DataError(f"{folder / path}: lies beside the class folders, so it has no class; move it into one")
@@ -74,11 +75,14 @@ def read_folder(
 
 def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
     """Yield the paths below a folder, relative to it, in order, but no hidden ones and no links that lead back up."""
-    info = folder.stat()
-    here = (info.st_dev, info.st_ino)
-    if here in above:
-        return
-    entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    try:
+        info = folder.stat()
+        here = (info.st_dev, info.st_ino)
+        if here in above:
+            return
+        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+    except OSError as error:
+        raise DataError(f"{folder}: {error.strerror}; check the path and its permissions") from error
     for entry in entries:
         if entry.name.startswith("."):
             continue

@@ -13,9 +13,10 @@ from typing import Any, Literal
 
 import numpy as np
 
-from .errors import DataError, need
+from .errors import DataError, check_file, need
 
 _LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
+_LARGEST = 1 << 14  # pixels of a side, after resizing
 
 
 @dataclass(frozen=True)
@@ -39,18 +40,22 @@ class ImageTransform:
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
             value = getattr(self, name)
-            if not isinstance(value, list | tuple) or not all(isinstance(v, int | float) for v in value):
+            if not isinstance(value, list | tuple) or not all(
+                isinstance(v, int | float) and abs(v) < 1e9 for v in value
+            ):
                 raise DataError(f"{name} must be 1 or 3 numbers, not {value!r}")
             object.__setattr__(self, name, tuple(map(float, value)))
         for name in ("resize", "crop", "padding"):
             if not isinstance(getattr(self, name), int) or isinstance(getattr(self, name), bool):
                 raise DataError(f"{name} must be a whole number of pixels, not {getattr(self, name)!r}")
-        if self.padding < 0:
-            raise DataError(f"padding must be 0 or more, not {self.padding}")
+        if not 0 <= self.padding <= _LARGEST:
+            raise DataError(f"padding must be from 0 to {_LARGEST}, not {self.padding}")
         if len(self.mean) != len(self.std) or len(self.mean) not in (1, 3):
             raise DataError(f"mean and std must have 1 or 3 values each, not {len(self.mean)} and {len(self.std)}")
         if min(self.std) <= 0:
             raise DataError(f"std must be positive, not {self.std}")
+        if self.resize > _LARGEST:
+            raise DataError(f"resize must be at most {_LARGEST} pixels, not {self.resize}")
         if self.crop < 1 or self.resize < self.crop:
             raise DataError(f"crop must be at least 1 and at most resize, not {self.crop} of {self.resize}")
         if self.augment not in ("crop", "resized_crop", "none"):
@@ -74,8 +79,8 @@ class ImageTransform:
 def open_image(source: Path | Any) -> Any:
     """Return a Pillow image, wholly decoded; a file that is truncated or is no image is a `DataError`."""
     image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
-    if isinstance(source, Path) and not source.is_file():  # a pipe would be waited for
-        raise DataError(f"{source}: there is no such file; check the list or the folder")
+    if isinstance(source, Path):
+        check_file(source)
     lenient = getattr(file_module, _LENIENT)
     setattr(file_module, _LENIENT, False)  # others may have set it, and would get a picture that ends in grey
     try:

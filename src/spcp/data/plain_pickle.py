@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import pickletools
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,9 @@ _ADMITTED: Mapping[tuple[str, str], Any] = {
 }
 
 
+_PLACES = {"PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"}  # in a memo that grows to the largest
+
+
 class _PlainUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in _ADMITTED:
@@ -85,19 +89,23 @@ def load_plain_pickle(path: Path) -> Any:
     Anything else in it, such as a reference to a function, is refused before it is touched: numpy's names stand here
     for small classes that check a shape against its bytes.
     """
+    raw = read_bytes(path)
     try:
-        return _unwrapped(_PlainUnpickler(io.BytesIO(read_bytes(path)), encoding="bytes").load())
-    except DataError:
-        raise
+        _check_sizes(raw)
+        value = _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
+        return {key: _unwrapped(item) for key, item in value.items()} if isinstance(value, dict) else _unwrapped(value)
     except Exception as error:  # a hostile pickle can raise anything
         raise DataError(f"{path}: not a pickle of plain values and arrays ({error}); download it again") from error
 
 
+def _check_sizes(raw: bytes) -> None:
+    """Refuse a pickle that declares more than it holds: Python makes room for it before it looks."""
+    for opcode, argument, _ in pickletools.genops(raw):  # reads no string past the end
+        if opcode.name in _PLACES and (argument or 0) >= len(raw):
+            raise pickle.UnpicklingError(f"place {argument} in the memo of a pickle of {len(raw)} bytes")
+
+
 def _unwrapped(value: Any) -> Any:
-    if isinstance(value, _Array):
-        return value.array
-    if isinstance(value, dict):
-        return {key: _unwrapped(item) for key, item in value.items()}
     if isinstance(value, _Type):
         raise pickle.UnpicklingError("a type that is no array's")
-    return value
+    return value.array if isinstance(value, _Array) else value

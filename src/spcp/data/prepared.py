@@ -13,9 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..files import raw
 from ..progress import track
 from .audio import AudioTransform
-from .cache import cached, key_of, raw
+from .cache import cached, key_of
 from .decoding import Batch, Decoder, Keys, default_workers, stream, where_is
 from .errors import DataError, need
 from .folders import Bad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import json
@@ -19,7 +20,7 @@ from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError
 from ..evaluation import Evaluation
-from ..files import read_tensors, written
+from ..files import checksum, read_json, read_tensors, written
 from ..methods import METHODS, TRUNCATING
 from ..progress import track
 from ..runs import Run
@@ -154,14 +155,14 @@ class Lab:
         )
 
     def _kept(self, path: Path, row: Row, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Read what was measured of a run; measure anew without a file, or if weights or data have changed since."""
+        """Read what was measured of a run; measure anew without a file, or for other weights or data."""
         sizes = {role: len(data) for role, data in self.benchmark(row.benchmark).sets().items() if role != "train"}
-        weights = path.parent.parent / "last.safetensors"
-        if path.exists() and path.stat().st_mtime > weights.stat().st_mtime:
-            kept = json.loads(path.read_text())
-            if isinstance(kept, dict) and kept.get("sizes") == sizes:
+        measured_on = {"sizes": sizes, "weights": checksum(*read_tensors(path.parent.parent / "last.safetensors"))}
+        with contextlib.suppress(InputError):  # there is none, or a damaged one
+            kept = read_json(path, "delete it")
+            if isinstance(kept, dict) and kept.items() >= measured_on.items():
                 return kept
-        measured = measure() | {"sizes": sizes}
+        measured = measure() | measured_on
         with written(path) as file:
             file.write((json.dumps(measured, indent=1) + "\n").encode())
         return measured

@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from ..config import build_method, build_network
-from ..contributions import pattern_of
+from ..contributions import evaluating, pattern_of
 from ..data import Inputs
-from ..networks.base import evaluating
 from . import audio
 from .catalogue import label
 from .lab import Lab, Row

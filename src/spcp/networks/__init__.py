@@ -2,7 +2,6 @@
 
 from .adapted import adapt as adapt
 from .base import Network as Network
-from .base import evaluating as evaluating
 from .by_name import is_code as is_code
 from .by_name import load_model as load_model
 from .by_name import tried as tried

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..contributions import find_classifier
-from .base import Network, evaluating
+from ..contributions import evaluating, find_classifier
+from .base import Network
 
 
 class Adapted(Network):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 
-import torch
 from torch import Tensor, nn
 
 
@@ -46,20 +44,3 @@ def initialise(network: nn.Module) -> None:
     for module in network.modules():
         if isinstance(module, nn.Conv2d):
             nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-
-@contextlib.contextmanager
-def evaluating(*modules: nn.Module | None) -> Iterator[None]:
-    """Hold modules in evaluation mode without gradients; afterwards every layer is in its mode of before."""
-    layers = [layer for module in modules if module is not None for layer in module.modules()]
-    modes = [layer.training for layer in layers]
-    try:
-        for module in modules:
-            if module is not None and any(layer.training for layer in module.modules()):
-                module.eval()  # a module that evaluates already is left alone: other threads may use it
-        with torch.no_grad():
-            yield
-    finally:
-        for layer, mode in zip(layers, modes, strict=True):
-            if layer.training != mode:
-                layer.training = mode

@@ -1,4 +1,4 @@
-"""Models that a user names: a function that builds one, or an exported program.
+"""Models that a user names by the function that builds them.
 
 To build such a model is to run code. Nothing here is called for a name that only a file holds, see
 `spcp.config.build_network`.
@@ -7,10 +7,10 @@ To build such a model is to run code. Nothing here is called for a name that onl
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import inspect
 import os
 import sys
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,17 +19,16 @@ from torch import nn
 from ..errors import InputError, raised_in
 from .adapted import adapt, agree, logits_of
 from .base import Network
-from .exported import read_program
 from .pretrained import is_pretrained
 
 
 def is_code(name: str) -> bool:
-    """Tell whether a network's name is "package.module:function" or "model.pt2", and not one of this library's.
+    """Tell whether a network's name is "package.module:function", and not one of this library's.
 
-    >>> is_code("resnet18"), is_code("mypackage.models:build"), is_code("model.pt2")
-    (False, True, True)
+    >>> is_code("resnet18"), is_code("mypackage.models:build")
+    (False, True)
     """
-    return (":" in name and not is_pretrained(name)) or name.endswith(".pt2")
+    return ":" in name and not is_pretrained(name)
 
 
 def load_model(name: str, num_classes: int, shape: tuple[int, ...]) -> Network:
@@ -37,12 +36,11 @@ def load_model(name: str, num_classes: int, shape: tuple[int, ...]) -> Network:
 
     Args:
         name: "package.module:function", which is called with `num_classes` (or `classes`), if it takes that, and else
-            with nothing; or a file that `torch.export.save` wrote, ending in .pt2.
+            with nothing.
         num_classes: K.
         shape: of a prepared sample.
     """
-    model = read_program(Path(name)) if name.endswith(".pt2") else _built(name, num_classes)
-    return tried(model, name, shape)
+    return tried(_built(name, num_classes), name, shape)
 
 
 def tried(model: nn.Module, name: str, shape: tuple[int, ...]) -> Network:
@@ -65,9 +63,9 @@ def tried(model: nn.Module, name: str, shape: tuple[int, ...]) -> Network:
 def _built(name: str, num_classes: int) -> nn.Module:
     """Call the function of a name."""
     module, _, function = name.partition(":")
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # last, so that nothing there is mistaken for a library
     try:
+        if importlib.util.find_spec(module.partition(".")[0]) is None and os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())  # last, so that nothing there is mistaken for a library
         build: Any = importlib.import_module(module)
     except Exception as error:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{module}.".startswith(f"{error.name}."):

@@ -13,12 +13,13 @@ import torch
 
 from .. import __version__
 from ..environment import described, machine
-from ..evaluation import NAMES
+from ..evaluation import ALPHA, LARGER_IS_BETTER, NAMES
+from ..scores import DEFAULT
 from .examples import SIDE, examples, surprise
-from .study import ALPHA, Study
+from .study import Study, decisions
 from .summary import summarize
 
-SHOWN = ("energy", "msp", "maxlogit", "react", "ash", "knn", "vim", "mds")  # can be chosen on the page
+SHOWN = ("energy", DEFAULT, "msp", "maxlogit", "react", "ash", "knn", "vim", "mds")  # can be chosen on the page
 MOST = 20_000  # scores of a set on the page; of more, evenly spaced ones
 
 
@@ -27,7 +28,8 @@ def contents(study: Study) -> dict[str, Any]:
     return {
         "study": study,
         "verdict": summarize(study),
-        "tables": {measure: table(study, measure) for measure in ("auroc", "fpr95")},
+        "decisions": decisions(study),
+        "tables": {measure: table(study, measure) for measure in ("detection_rate", "auroc", "fpr95")},
         "names": NAMES,
         "differences": [(arm, study.differences(arm)) for arm in study.arms if arm is not study.reference],
         "sparsity": sparsity_rows(study),
@@ -46,10 +48,11 @@ def table(study: Study, measure: str) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for score in study.scores:
         for arm in study.arms:
-            cells = [arm.mean(score, group, name)[measure] for group, name in study.sets]
-            rows.append({"score": score, "arm": arm.name, "cells": cells})
-    best = max if "au" in measure else min
-    for i in range(len(study.sets)):
+            means = [arm.mean(score, group, name) for group, name in study.sets]
+            if all(measure in mean for mean in means):  # there may be too little validation data for a threshold
+                rows.append({"score": score, "arm": arm.name, "cells": [mean[measure] for mean in means]})
+    best = max if measure in LARGER_IS_BETTER else min
+    for i in range(len(study.sets) if rows else 0):
         top = best(round(row["cells"][i][0], 4) for row in rows)
         for row in rows:
             row["cells"][i] = (*row["cells"][i], round(row["cells"][i][0], 4) == top)

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +18,12 @@ from ..conformal import p_values, samples_needed, threshold_rank
 from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
 from ..errors import InputError
-from ..evaluation import Evaluation, Table, over_seeds
+from ..evaluation import ALPHA, Evaluation, Table, over_seeds
 from ..methods import METHODS, Method
-from ..metrics import compare_means, mean_and_deviation
+from ..metrics import Interval, compare_means, mean_and_deviation, rate_interval
 from ..progress import track
 from ..runs import Run
-from ..scores import SCORES
-
-ALPHA = 0.05  # the false alarm rate that the report's thresholds keep to
+from ..scores import DEFAULT
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,10 +61,8 @@ class EvaluatedRun:
         return p_values(scores, self._calibration(score))
 
     def _calibration(self, score: str) -> Tensor:
-        """Sort the scores of the validation set; a score that was fitted on it has none left."""
-        scores = self.table.scores.get((score, "val"), torch.empty(0))
-        fitted = score in SCORES and SCORES[score][0].fitted_on == "val"
-        return (torch.empty(0) if fitted else scores).sort().values
+        """Sort the scores of the validation samples that are for thresholds."""
+        return self.table.scores.get((score, "val"), torch.empty(0)).sort().values
 
 
 @dataclass(frozen=True, eq=False)
@@ -188,7 +184,7 @@ def gather(
     groups: dict[str, list[EvaluatedRun]] = {}
     for run in track(opened, "evaluating", len(opened)):
         evaluation = Evaluation(run, data, folder=banks)
-        table = evaluation.table(scores or evaluation.default_scores(), also=() if data.val is None else ("val",))
+        table = evaluation.table(scores or evaluation.default_scores())
         history, epochs = run.history, run.config.epochs
         if len(history) < epochs:
             raise InputError(
@@ -232,9 +228,8 @@ def _shared(runs: Sequence[Run]) -> Benchmark:
 
 
 def _description(run: Run) -> tuple[str | None, ...]:
-    config, described = run.config, run.folder / "benchmark.toml"
-    file = described if described.exists() else Path(config.benchmark)
-    return (file.read_text(),) if file.suffix == ".toml" and file.exists() else (config.benchmark, config.root)
+    file = run.description
+    return (file.read_text(),) if file and file.exists() else (run.config.benchmark, run.config.root)
 
 
 def _checked(data: Benchmark) -> tuple[Benchmark, tuple[str, ...]]:
@@ -292,6 +287,53 @@ def operating_points(study: Study, alphas: Sequence[float] = (0.01, 0.05, 0.1)) 
                         row = {"arm": arm.name, "seed": run.seed, "score": score, "alpha": alpha}
                         rows.append(row | {"threshold": limit, "set": role, "flagged": flagged})
     return rows
+
+
+class Rate(NamedTuple):
+    """A share of inputs that is flagged: mean and deviation over seeds, or a single run's with its interval."""
+
+    mean: float
+    deviation: float
+    interval: Interval | None
+
+    def __str__(self) -> str:
+        text = f"{100 * self.mean:.1f}"
+        if self.deviation:
+            return f"{text} ± {100 * self.deviation:.1f}"
+        return f"{text} ({100 * self.interval[0]:.1f} to {100 * self.interval[1]:.1f})" if self.interval else text
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What the calibrated detectors of an arm flag with one score."""
+
+    arm: str
+    score: str
+    recommended: bool
+    false_alarm_rate: Rate
+    detection_rates: Mapping[tuple[str, str], Rate]  # by group and set, as `Study.sets`
+
+
+def decisions(study: Study) -> list[Decision]:
+    """List the decisions that matter: of the recommended detector, of the paper's own score, and of energy."""
+    wanted = [(study.subject, DEFAULT), (study.subject, study.main_score), (study.subject, "energy")]
+    if study.reference is not None:
+        wanted.append((study.reference, "energy"))
+    found = []
+    for arm, score in dict.fromkeys(wanted):
+        means = {key: arm.mean(score, *key) for key in study.sets} if score in study.scores else {}
+        if not means or not all("detection_rate" in mean for mean in means.values()):
+            continue  # too little validation data
+        rows = {key: arm.runs[0].table.get(score, *key) for key in study.sets}
+        single, samples = len(arm.runs) == 1, len(arm.runs[0].table.scores[score, "test"])
+        rates = {
+            key: Rate(*mean["detection_rate"], rows[key].detection_rate_interval if single else None)
+            for key, mean in means.items()
+        }
+        share, deviation = means[study.sets[0]]["false_alarm_rate"]  # of the same ID samples, whatever the set
+        interval = rate_interval(round(share * samples), samples) if single else None
+        found.append(Decision(arm.name, score, score == DEFAULT, Rate(share, deviation, interval), rates))
+    return found
 
 
 def all_rows(study: Study) -> list[dict[str, Any]]:

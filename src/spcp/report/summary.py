@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from ..comparison import Verdict
-from .study import Arm, SetDifference, Study
+from ..evaluation import ALPHA
+from .study import Arm, SetDifference, Study, decisions
 
 
 def summarize(study: Study) -> list[str]:
     """Write sentences, the most important first; the tables show all that they state."""
     subject, reference = study.subject, study.reference
     differences = study.differences(subject)
-    sentences: list[str] = []
+    sentences = _decision(study)
     if reference is not None and differences:
         groups = [row for row in differences if row.dataset == "mean"]
         groups.sort(key=lambda row: row.difference.verdict is Verdict.UNCLEAR)
@@ -29,6 +30,21 @@ def summarize(study: Study) -> list[str]:
         elif reference is not subject:
             sentences.append(f"{subject.name} and {reference.name} have no seed in common, so they are not compared.")
     return sentences + _inverted(study) + _best(study)
+
+
+def _decision(study: Study) -> list[str]:
+    """State what is flagged at the promised false alarm rate: by the recommended detector first."""
+    made = decisions(study)
+    if not made:
+        return []
+    parts = []
+    for one in made:
+        rates = [f"{100 * one.detection_rates[group, 'mean'].mean:.1f} % of {group}-OOD" for group in study.groups]
+        name = f"{one.score} with {one.arm}" + (" (recommended)" if one.recommended else "")
+        parts.append(
+            f"{name} flags {' and '.join(rates)} inputs ({100 * one.false_alarm_rate.mean:.1f} % of ID test inputs)"
+        )
+    return [f"At a promised false alarm rate of {100 * ALPHA:.0f} %: {'; '.join(parts)}."]
 
 
 def _group(score: str, subject: Arm, reference: Arm, row: SetDifference) -> str:

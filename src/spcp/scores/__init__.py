@@ -1,11 +1,13 @@
 """Scores: one file each, with the formula, the paper, the ranges of the options and the values to search among."""
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from typing import Any
 
-from ..errors import InputError
 from .ash import ASH as ASH
 from .base import Score as Score
+from .consensus import COMBINATIONS as COMBINATIONS
+from .consensus import MEMBERS as MEMBERS
+from .consensus import Consensus as Consensus
 from .dice import DICE as DICE
 from .energy import Energy as Energy
 from .fdbd import FDBD as FDBD
@@ -26,39 +28,18 @@ from .react import ReAct as ReAct
 from .relation import Relation as Relation
 from .scale import SCALE as SCALE
 from .she import SHE as SHE
+from .single import SINGLE, Table, build
 from .two_views import TwoViews as TwoViews
 from .vim import ViM as ViM
 from .vra import VRA as VRA
 
 # By name: the class, and the options that make it this score.
-SCORES: Mapping[str, tuple[type[Score], Mapping[str, Any]]] = {
-    "msp": (MSP, {}),
-    "maxlogit": (MaxLogit, {}),
-    "energy": (Energy, {}),
-    "odin": (ODIN, {}),
-    "dice": (DICE, {}),
-    "react": (ReAct, {}),
-    "ash": (ASH, {}),
-    "ash-s": (ASH, {"kind": "s"}),
-    "ash-p": (ASH, {"kind": "p"}),
-    "scale": (SCALE, {}),
-    "gradnorm": (GradNorm, {}),
-    "knn": (KNN, {}),
-    "vim": (ViM, {}),
-    "mds": (Mahalanobis, {}),
-    "rmds": (RelativeMahalanobis, {}),
-    "itp": (ITP, {}),
-    "klm": (KLM, {}),
-    "gen": (GEN, {}),
-    "she": (SHE, {}),
-    "fdbd": (FDBD, {}),
-    "nnguide": (NNGuide, {}),
-    "vra": (VRA, {}),
-    "nci": (NCI, {}),
-    "relation": (Relation, {}),
-    "two-views": (TwoViews, {}),
-    "mos": (MOS, {}),
+SCORES: Table = {
+    **SINGLE,
+    "consensus": (Consensus, {}),
+    **{f"consensus-{name}": (Consensus, {"members": MEMBERS[name]}) for name in MEMBERS if name != "default"},
 }
+DEFAULT = "consensus"  # what `Detector`, `spcp train` and `spcp calibrate` use unless told otherwise
 
 
 def build_score(name: str, **options: Any) -> Score:
@@ -67,15 +48,22 @@ def build_score(name: str, **options: Any) -> Score:
     >>> build_score("knn", k=10).options
     {'k': 10}
     """
-    if name not in SCORES:
-        raise InputError(f"there is no score {name!r}; choose one of {', '.join(SCORES)}")
-    kind, defaults = SCORES[name]
-    try:
-        score = kind(**{**defaults, **options})
-    except TypeError as error:
-        raise InputError(f"{name}: {error}") from error
-    score.check_options()
-    return score
+    return build(SCORES, name, options)
+
+
+def applicable(roles: Collection[str], readable: Collection[str] | None = None) -> list[str]:
+    """Return the names of the scores of features that can be fitted on some sets ("train", "val").
+
+    `readable` is what a training method leaves to be read (`Method.readable`). MOS is for networks of its own.
+    """
+    return [
+        name
+        for name, (kind, _) in SCORES.items()
+        if name != "mos"
+        and not kind.needs_inputs
+        and all(role in roles or role in kind.does_without for role in kind.fitted_on)
+        and (readable is None or kind.reads in readable)
+    ]
 
 
 def name_of(score: Score) -> str:

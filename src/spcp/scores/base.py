@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar, Literal, Self
 
 import torch
@@ -13,12 +13,15 @@ from torch import Tensor, nn
 from ..bank import SHARD, FeatureBank
 from ..errors import InputError
 
+Role = Literal["train", "val"]
+
 
 class Score(nn.Module):
     """A score S(x): one number a sample, larger for in-distribution samples.
 
-    A subclass computes `score` from features, logits and the network's head; `fit` sets the buffers named in `state`.
-    The constructor only stores its arguments.
+    A subclass computes `score` from features, logits and the network's head. Where it is fitted, it implements `fit`
+    (training data) or `fit_held_out` (ID data that the network was not trained on), which set the buffers named in
+    `state`. The constructor only stores its arguments.
     """
 
     paper: ClassVar[str] = ""
@@ -26,7 +29,8 @@ class Score(nn.Module):
     cost: ClassVar[str] = ""  # of a batch of B, in words: D features, K classes, N training samples
     ranges: ClassVar[Mapping[str, tuple[float, float]]] = {}  # the least and the largest value of an option
     sweep: ClassVar[Mapping[str, tuple[Any, ...]]] = {}  # values to search among, OpenOOD's
-    fitted_on: ClassVar[Literal["train", "val"] | None] = None
+    fitted_on: ClassVar[tuple[Role, ...]] = ()  # "train": by `fit`; "val": by `fit_held_out`
+    does_without: ClassVar[tuple[Role, ...]] = ()  # of these, where there is no such data
     state: ClassVar[tuple[str, ...]] = ()
     rows: ClassVar[int] = 1024  # scored together, so that intermediate results stay in the cache
     reads: ClassVar[Literal["outputs", "head", "weights"]] = "outputs"  # features and logits; the head; what is in it
@@ -50,8 +54,28 @@ class Score(nn.Module):
                 percent = ", in percent" if high in (99, 100) else ""
                 raise InputError(f"{type(self).__name__}: {name} = {self.options[name]:g} must be {limits}{percent}")
 
+    @property
+    def is_fitted(self) -> bool:
+        """Whether all of the score's buffers are set."""
+        return all(getattr(self, name) is not None for name in self.state)
+
+    def check_readable(self, readable: Collection[str], trained_by: str) -> None:
+        """Raise an error where a training method leaves nothing that this score could read."""
+        if self.reads not in readable:
+            raise InputError(
+                f"{type(self).__name__}: reads the last layer, and networks trained by {trained_by} have none that "
+                "makes their logits; leave it out"
+            )
+
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
-        """Fit the score on the bank of ID samples: the training set or the validation set, see `fitted_on`."""
+        """Fit the score on the bank of the training set, if it needs that."""
+        return self
+
+    def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Fit the score on the bank of ID samples that the network was not trained on, if it needs them.
+
+        Calibration needs other samples than these: `Detector.calibrate` divides what it is given.
+        """
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
@@ -60,8 +84,7 @@ class Score(nn.Module):
 
     def forward(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Return the scores (B,) of features and logits; an error where the score is not fitted."""
-        missing = [name for name in self.state if getattr(self, name) is None]
-        if missing:
+        if not self.is_fitted:
             raise InputError(f"{type(self).__name__} is not fitted; call fit with the features of ID samples first")
         return self.score(h, z, head)
 

@@ -26,7 +26,7 @@ class DICE(Score):
     cost = "one pass; the head once more; keeps K x D weights"
     reads = "head"
     ranges = {"p": (1, 99)}
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("weight",)
     rows = 4096
     weight: Tensor  # (K, D) what is kept of the head's

@@ -18,7 +18,7 @@ class FDBD(Score):
     formula = "sum_c |z_c - z_max| / ||w_c - w_max|| / ||h - mu||"
     cost = "one pass; sums over B x K logits and B x D features; keeps K x K distances"
     reads = "weights"
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("mean", "gaps")
     mean: Tensor
     gaps: Tensor  # (K, K)

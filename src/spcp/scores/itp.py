@@ -25,7 +25,7 @@ class ITP(Score):
     cost = "one pass; all B x K x D contributions, in chunks; keeps K x D numbers"
     reads = "weights"
     ranges = {"p": (1, 99)}
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("keep", "limit")
     keep: Tensor  # (K, D)
     limit: Tensor  # (K, D)

@@ -17,11 +17,11 @@ class KLM(Score):
     paper = "Scaling Out-of-Distribution Detection for Real-World Settings (KLM), ICML 2022"
     formula = "-min_c KL(p || q_c)"
     cost = "one pass; a matrix product of B x K x K; keeps K x K numbers"
-    fitted_on = "val"
+    fitted_on = ("val",)
     state = ("log_q",)
     log_q: Tensor  # (predicted classes, K)
 
-    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+    def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Compute the mean predictions q_c; classes that are never predicted have none."""
         sums = torch.zeros(data.num_classes, data.num_classes, dtype=torch.float64)
         counts = torch.zeros(data.num_classes, dtype=torch.float64)

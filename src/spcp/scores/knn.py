@@ -60,7 +60,7 @@ class KNN(Score):
     cost = "one pass; a matrix product of B x N x D, in tiles; keeps all N training features"
     ranges = {"k": (1, math.inf)}
     sweep = {"k": (50, 100, 200, 500, 1000)}
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("bank",)
     rows = ROWS
     bank: Tensor

@@ -31,7 +31,7 @@ class Mahalanobis(Score):
     paper = "A Simple Unified Framework for Detecting Out-of-Distribution Samples and Adversarial Attacks, NeurIPS 2018"
     formula = "max_c -(h - mu_c)' S^-1 (h - mu_c)"
     cost = "one pass; matrix products of B x D x D and B x D x K; keeps D x D and K x D numbers; fitting takes D^3"
-    fitted_on = "train"
+    fitted_on = ("train",)
     state: ClassVar[tuple[str, ...]] = ("centre", "whiten", "means")
     centre: Tensor
     whiten: Tensor

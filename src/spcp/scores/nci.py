@@ -19,7 +19,7 @@ class NCI(Score):
     cost = "one pass; sums over B x D features; keeps D numbers"
     reads = "weights"
     sweep = {"alpha": (0.0001, 0.001, 0.01, 0.1)}
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("mean",)
     mean: Tensor
 

@@ -20,7 +20,7 @@ class NNGuide(Score):
     formula = "energy(z) mean_top-k f . (energy_i f_i)"
     cost = "one pass; a matrix product of B x (share N) x D, in tiles; keeps a share of the N training features"
     ranges = {"k": (1, math.inf), "share": (1e-9, 1)}
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("bank",)
     bank: Tensor
 

@@ -20,7 +20,7 @@ class ReAct(Score):
     reads = "head"
     ranges = {"percentile": (1, 100)}
     sweep = {"percentile": (85.0, 90.0, 95.0, 99.0)}
-    fitted_on = "val"
+    fitted_on = ("val",)
     state = ("c",)
     rows = 4096
     c: Tensor
@@ -29,7 +29,7 @@ class ReAct(Score):
         super().__init__()
         self.percentile = percentile
 
-    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+    def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Set c to the percentile of all features of the validation set."""
         self.c = torch.tensor(data.percentile(self.percentile), device=head.weight.device)
         return self

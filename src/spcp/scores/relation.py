@@ -20,7 +20,7 @@ class Relation(Score):
     cost = "one pass; matrix products of B x N x D and B x N x K, in chunks; keeps N features and predictions"
     ranges = {"power": (1e-6, math.inf)}
     sweep = {"power": (1, 2, 4, 6, 8)}
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("bank", "predictions")
     bank: Tensor
     predictions: Tensor

@@ -16,7 +16,7 @@ class SHE(Score):
     paper = "Out-of-Distribution Detection based on In-Distribution Data Patterns Memorization (SHE), ICLR 2023"
     formula = "h . m_c, c = argmax z"
     cost = "one pass; a sum over B x D features; keeps K x D means"
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("means",)
     means: Tensor  # (K, D)
 

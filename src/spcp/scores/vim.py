@@ -23,7 +23,7 @@ class ViM(Score):
     formula = "logsumexp(z) - alpha ||(h - o) R||"
     cost = "one pass; a matrix product of B x D x (D - dim); keeps D x (D - dim) numbers; fitting takes D^3"
     reads = "weights"
-    fitted_on = "train"
+    fitted_on = ("train",)
     state = ("origin", "residual", "alpha")
     origin: Tensor
     residual: Tensor

@@ -20,7 +20,7 @@ class VRA(Score):
     reads = "head"
     ranges = {"high": (1, 100), "low": (0, 100)}
     sweep = {"high": (85.0, 90.0, 95.0, 99.0), "low": (1.0, 5.0, 10.0, 15.0)}
-    fitted_on = "val"
+    fitted_on = ("val",)
     state = ("limits",)
     limits: Tensor  # (2,) a and c
 
@@ -28,7 +28,7 @@ class VRA(Score):
         super().__init__()
         self.high, self.low = high, low
 
-    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+    def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Set both limits to percentiles of all features of the validation set."""
         self.limits = torch.tensor([data.percentile(p) for p in (self.low, self.high)], device=head.weight.device)
         return self

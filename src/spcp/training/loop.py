@@ -22,9 +22,10 @@ from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
 from ..config import LARGE_SIDE, Config, build_method, build_network
 from ..contributions import SPCPLinear
-from ..data import Benchmark, ImageTransform, ItemSet, Loader, load_benchmark, take
+from ..data import Benchmark, ImageTransform, ItemSet, Loader, take
 from ..data.sets import labels
 from ..errors import InputError, need
+from ..files import locked
 from ..methods import Method
 from ..networks import NETWORKS, Network, adapt, is_pretrained, preprocessing_of
 from ..networks.adapted import agree, logits_of
@@ -64,7 +65,7 @@ def train(
     loggers: Any = None,
     until: int | None = None,
 ) -> Run:
-    """Train, or continue a run, and return it.
+    """Train, or continue a run, and return it. Meanwhile no other process can write into its folder.
 
     Args:
         config: the settings; a folder that holds a run with other settings is an error.
@@ -83,11 +84,26 @@ def train(
         given["custom_method"] = f"{type(method).__name__}({method.options}, {method.truncation})"
     fabric = _launched(config, strategy, loggers)
     state = TrainingState(Path(folder).expanduser(), config, fabric.is_global_zero, given)
+    with locked(state.folder) if state.writes else contextlib.nullcontext():
+        return _train(state, fabric, benchmark, network, method, strategy, until)
+
+
+def _train(
+    state: TrainingState,
+    fabric: Any,
+    benchmark: Benchmark | None,
+    network: nn.Module | None,
+    method: Method | None,
+    strategy: Any,
+    until: int | None,
+) -> Run:
+    """Train in a folder that is locked; the arguments are those of `train`."""
     state.check()
+    config = state.config
     trained = build_method(config) if method is None else copy.deepcopy(method)
     if trained.pretrained and network is None and not config.start:
         raise InputError(f"{config.method}: needs a trained network; name a run, or its weights, in `start`")
-    benchmark = (benchmark or load_benchmark(config.benchmark, config.root)).fewer(config.images)
+    benchmark = (benchmark or Run(state.folder, config).benchmark()).fewer(config.images)
     if benchmark.train is None:
         raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,8 @@ from .. import files
 from ..config import Config
 from ..data import Inputs
 from ..environment import environment
-from ..errors import InputError, TrainingError
-from ..files import sweep, written
+from ..errors import LARGEST, InputError, TrainingError, check_numbers
+from ..files import written
 from ..runs import Run, read_settings, within, write_settings
 
 
@@ -38,14 +39,12 @@ class TrainingState:
 
     def check(self) -> None:
         """Check that the folder is free, or holds a run with these settings."""
-        if self.folder.exists() and not self.folder.is_dir():
-            raise InputError(f"{self.folder}: is a file; name a folder for the run")
         if not (self.folder / "config.json").exists():
             return
         Run.open(self.folder)  # which refuses an unknown setting
         theirs = read_settings(self.folder)
         for key in (self.settings | theirs).keys() - {"save_every", "root"}:
-            if self.settings.get(key) != theirs.get(key):
+            if _but_for_folder(key, self.settings) != _but_for_folder(key, theirs):
                 raise InputError(
                     f"{self.folder}: its run has {key} = {theirs.get(key)!r}, not {self.settings.get(key)!r}; choose "
                     "another folder"
@@ -57,10 +56,13 @@ class TrainingState:
         return (self.folder / "state.safetensors").exists()
 
     def claim(self, inputs: Inputs) -> None:
-        """Write the settings into a new folder, and clean up after processes that were killed."""
+        """Write the settings into the folder; data that was moved must still be the same."""
         if self.writes:
-            weights = (f"{name}.safetensors" for name in ("state", "last", "best"))
-            sweep(self.folder, *weights, "metrics.jsonl", "environment.json")
+            if (self.folder / "inputs.json").exists() and not Run.open(self.folder).inputs.alike(inputs):
+                raise InputError(
+                    f"{self.folder}: its run is on data with other classes, another shape, or another mean; name the "
+                    "data that it began with, or choose another folder"
+                )
             write_settings(self.folder, self.settings, inputs)
 
     def record_environment(self) -> None:
@@ -133,11 +135,19 @@ class TrainingState:
         path = self.folder / "state.safetensors"
         if not self.resumable:
             return False
-        tensors, notes = files.read_tensors(path)
+        tensors, notes = files.read_tensors(path, cure="delete it to train from the start")
         try:
             _restore(trainee, optimizer, within(tensors, "trainee."), within(tensors, "momentum."))
         except (RuntimeError, KeyError) as error:
             raise InputError(f"{path}: belongs to another network; build the one that the run began with") from error
+        try:
+            self._take(tensors, notes, device)
+        except (KeyError, ValueError, TypeError, RuntimeError) as error:
+            raise InputError(f"{path}: is no state of a run ({error}); delete it to train from the start") from error
+        return True
+
+    def _take(self, tensors: Mapping[str, Tensor], notes: Mapping[str, str], device: torch.device) -> None:
+        """Take what the state holds besides the weights."""
         torch.set_rng_state(tensors["rng"])
         if torch.cuda.is_available() and "cuda_rng" in tensors:
             torch.cuda.set_rng_state(tensors["cuda_rng"])
@@ -146,7 +156,16 @@ class TrainingState:
         self.sums = tensors["sums"].to(device) * self.writes  # one process holds what all have summed
         self.epoch, self.step = int(notes["epoch"]), int(notes["step"])
         self.lr, self.seconds, self.best = (float(notes[key]) for key in ("lr", "seconds", "best"))
-        return True
+        whole = {"epoch": (int, 0, self.config.epochs), "step": (int, 0, math.inf)}
+        check_numbers(vars(self), {**whole, **dict.fromkeys(("lr", "seconds", "best"), (float, -1, LARGEST))})
+        if self.sums.shape != (3,) or not self.sums.isfinite().all():
+            raise ValueError("its sums are no numbers")
+
+
+def _but_for_folder(key: str, settings: Mapping[str, Any]) -> Any:
+    """Return a setting; of the file that describes a user's data the name only, since folders may be moved."""
+    value: Any = settings.get(key)
+    return Path(value).name if key == "benchmark" and str(value).endswith(".toml") else value
 
 
 def _whole(trainee: nn.Module, optimizer: torch.optim.Optimizer) -> tuple[dict[str, Tensor], dict[str, Tensor]]:

@@ -1,0 +1,229 @@
+"""Which score? Detectors are tried on outliers, and the best is chosen where there is OOD data to choose by."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from torch import nn
+
+from .bank import FeatureBank
+from .conformal import split
+from .detector import Detector
+from .errors import InputError
+from .metrics import Interval, metrics, rate_interval
+from .model import ScoredModel
+from .scores import DEFAULT, applicable, build_score
+from .tables import to_markdown
+
+_log = logging.getLogger("spcp")
+
+By = Literal["detection_rate", "auroc"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A calibrated detector on one set of outliers."""
+
+    dataset: str  # "ood_val/cars": given; "proxy/noise": made of ID samples
+    samples: int
+    auroc: float  # against the calibration samples
+    detection_rate: float
+    interval: Interval  # of the detection rate
+
+    @property
+    def given(self) -> bool:
+        """Whether the set is OOD data, and not made of ID samples."""
+        return not self.dataset.startswith("proxy/")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A score that was tried."""
+
+    score: str
+    trials: tuple[Trial, ...]
+    problem: str  # why it must not be chosen; "" if nothing speaks against it
+
+    def mean(self, by: By) -> float:
+        """Return the mean over the given OOD sets, or over the proxies where none is given."""
+        chosen = [trial for trial in self.trials if trial.given] or self.trials
+        return sum(getattr(trial, by) for trial in chosen) / len(chosen)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which score was chosen, and why."""
+
+    score: str
+    reason: str
+    candidates: tuple[Candidate, ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the record as JSON holds it; `from_json` reads it again."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, table: Mapping[str, Any]) -> Choice:
+        """Return the choice that a detector's notes hold: `Choice.from_json(detector.notes["choice"])`."""
+        candidates = [
+            Candidate(one["score"], trials_from_json(one["trials"]), one["problem"]) for one in table["candidates"]
+        ]
+        return cls(table["score"], table["reason"], tuple(candidates))
+
+    def table(self, most: int = 8) -> str:
+        """Write the best candidates, in percent."""
+        shown = sorted(self.candidates, key=lambda one: (one.score != self.score, -one.mean("detection_rate")))[:most]
+        lines = [
+            [f"{one.score} (chosen)" if one.score == self.score else one.score]
+            + [f"{100 * one.mean(by):.1f}" for by in ("detection_rate", "auroc")]
+            + [one.problem]
+            for one in shown
+        ]
+        return to_markdown(["score", "detection rate", "AUROC", "against it"], lines) if lines else ""
+
+
+def trials_from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Trial, ...]:
+    """Return the trials that a detector's notes hold, or a candidate's."""
+    return tuple(Trial(**{**row, "interval": tuple(row["interval"])}) for row in rows)
+
+
+def try_detector(detector: Detector, sets: Mapping[str, Any]) -> tuple[Trial, ...]:
+    """Try a calibrated detector on sets of outliers: inputs, or their banks."""
+    trials = []
+    for name, data in sets.items():
+        detection = detector.detect(data)
+        count, flagged = len(detection.is_ood), int(detection.is_ood.sum())
+        area = metrics(detector.calibration_scores, detection.scores, resamples=1).auroc
+        trials.append(Trial(name, count, area, flagged / count, rate_interval(flagged, count)))
+    return tuple(trials)
+
+
+def problem(trials: Sequence[Trial], alpha: float) -> str:
+    """Say where a detector is blind, or return "".
+
+    It is where outliers score above ID samples (AUROC below 50 %), or where noise, OOD data, or proxies on average are
+    flagged less than twice as often as ID samples may be.
+
+    >>> problem([Trial("proxy/noise", 200, 0.0, 0.01, (0.0, 0.03))], 0.05)
+    'AUROC 0.0, detection rate 1.0 % on proxy/noise'
+    """
+    proxies = [trial for trial in trials if not trial.given]
+    weak = bool(proxies) and sum(trial.detection_rate for trial in proxies) / len(proxies) < 2 * alpha
+    blind = [
+        trial
+        for trial in trials
+        if trial.auroc < 0.5
+        or (trial.detection_rate < 2 * alpha and (trial.given or trial.dataset == "proxy/noise" or weak))
+    ]
+    return "; ".join(
+        f"AUROC {100 * trial.auroc:.1f}, detection rate {100 * trial.detection_rate:.1f} % on {trial.dataset}"
+        for trial in blind
+    )
+
+
+def note_trials(detector: Detector, choice: Choice, trials: Sequence[Trial], *, truncates: bool = False) -> None:
+    """Note how a detector's score was chosen and what it was tried on, and warn where it is blind."""
+    assert detector.alpha is not None
+    detector.notes |= {"choice": choice.as_json(), "trials": [asdict(trial) for trial in trials]}
+    blind = problem(trials, detector.alpha)
+    if blind:
+        cures = [] if choice.score == DEFAULT else [f"--score {DEFAULT}"]
+        cures += ["--score auto with OOD validation data (--ood-val)", "another score"]
+        cures += ["training with --rho-norm 0"] if truncates else []
+        text = "%s: this detector is blind to some inputs (%s); try %s or %s"
+        _log.warning(text, choice.score, blind, ", ".join(cures[:-1]), cures[-1])
+
+
+def choose(
+    model: ScoredModel,
+    candidates: Mapping[str, Mapping[str, Any]],
+    *,
+    val: FeatureBank,
+    train: FeatureBank | None = None,
+    ood: Mapping[str, FeatureBank],
+    alpha: float = 0.05,
+    by: By = "detection_rate",
+) -> Choice:
+    """Choose the score whose detector flags most OOD samples at a false alarm rate of alpha.
+
+    All candidates are calibrated on the same part of `val`, so chance favours none. The shipped detector needs other ID
+    samples: the best of many on these is better on them than it is. A candidate that is blind somewhere (`problem`) is
+    chosen only if all are.
+
+    Args:
+        model: the network.
+        candidates: the options of the scores to try, by name; the first of equals is chosen.
+        val: ID samples, not for the final threshold.
+        train: the training data, for scores that are fitted on it.
+        ood: OOD validation sets ("ood_val/cars"), by which is chosen, and proxies ("proxy/noise"), which may speak
+            against a candidate; where there are proxies alone, they decide.
+        alpha: the false alarm rate at which detection rates are compared.
+        by: "detection_rate", or "auroc"; the mean over sets counts, and the other one decides between equals.
+    """
+    if by not in ("detection_rate", "auroc"):
+        raise InputError(f'by = {by!r} must be "detection_rate" or "auroc"')
+    if not ood or not candidates:
+        raise InputError("there are no OOD sets to choose by, or no scores to choose from; give some")
+    tried = []
+    reference, rest = (val.take(rows) for rows in split(len(val), alpha))
+    for name, options in candidates.items():
+        detector = Detector(model, build_score(name, **options))
+        if train is not None:
+            detector.fit(train)
+        trials = try_detector(detector.fit_held_out(reference).calibrate(rest, alpha), ood)
+        tried.append(Candidate(name, trials, problem(trials, alpha)))
+    other: By = "auroc" if by == "detection_rate" else "detection_rate"
+    best = max(tried, key=lambda one: (not one.problem, one.mean(by), one.mean(other)))
+    names = [trial.dataset for trial in best.trials if trial.given] or [trial.dataset for trial in best.trials]
+    measure = f"detection rate at alpha = {alpha:g}" if by == "detection_rate" else "AUROC"
+    reason = f"the largest mean {measure} of {len(tried)} scores on {', '.join(names)}: {100 * best.mean(by):.1f} %"
+    return Choice(best.score, reason, tuple(tried))
+
+
+def auto_detector(
+    model: nn.Module | ScoredModel,
+    val: Any,
+    *,
+    ood: Mapping[str, Any],
+    train: Any = None,
+    alpha: float = 0.05,
+    by: By = "detection_rate",
+) -> Detector:
+    """Return a calibrated detector with the score that is best on OOD data; its `notes` say why.
+
+    The score is chosen on one part of `val` and calibrated on the other, so the guarantee of `Detector.calibrate`
+    holds. A warning says on which OOD data the detector is blind.
+
+    Args:
+        model: any classifier, or a `ScoredModel`.
+        val: ID samples that the network was not trained on: inputs and labels in batches, a tensor, or their bank.
+        ood: OOD samples by name, in any of these forms.
+        train: the training data; without it, scores that are fitted on it are left out.
+        alpha: the largest false alarm rate.
+        by: see `choose`.
+
+    Example:
+        >>> import torch
+        >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+        >>> detector = auto_detector(model, torch.randn(200, 4), ood={"far": 9 * torch.randn(50, 4)})
+        >>> len(detector.calibration_scores)
+        99
+    """
+    scored = model if isinstance(model, ScoredModel) else ScoredModel(model)
+    of = Detector(scored).bank  # features of anything that holds samples
+    held_out, fitted = of(val), None if train is None else of(train)
+    sets = {f"ood_val/{name}": of(data) for name, data in ood.items()}
+    readable = None if scored.method is None else scored.method.readable
+    names = applicable(["val"] if train is None else ["train", "val"], readable)
+    reference, rest = (held_out.take(rows) for rows in split(len(held_out), alpha))
+    candidates: dict[str, dict[str, Any]] = {name: {} for name in (DEFAULT, *names)}
+    choice = choose(scored, candidates, val=reference, train=fitted, ood=sets, alpha=alpha, by=by)
+    detector = Detector(scored, choice.score)
+    if fitted is not None:
+        detector.fit(fitted)
+    detector.fit_held_out(reference).calibrate(rest, alpha)
+    note_trials(detector, choice, try_detector(detector, sets))
+    return detector

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from spcp.bank import FeatureBank
+from spcp.choice import Choice, Trial, auto_detector, choose, problem, trials_from_json, try_detector
+from spcp.conformal import split
+from spcp.detector import Detector
+from spcp.errors import InputError
+from spcp.model import ScoredModel
+
+SCORES = {"consensus-logits": {}, "energy": {}, "knn": {"k": 5}}
+
+
+def model() -> ScoredModel:
+    """Return a head of two classes, on features that are its inputs."""
+    net = nn.Linear(2, 2, bias=False)
+    net.weight.data = torch.eye(2)
+    return ScoredModel(net)
+
+
+def bank(h: torch.Tensor) -> FeatureBank:
+    with torch.no_grad():
+        return FeatureBank.of(h, model().network(h), h.argmax(1))
+
+
+def around(x: float, y: float, count: int, seed: int) -> FeatureBank:
+    return bank(torch.randn(count, 2, generator=torch.Generator().manual_seed(seed)) + torch.tensor([x, y]))
+
+
+ID = {"train": around(5, 0, 300, 0), "val": around(5, 0, 200, 1)}
+LARGE = around(50, 50, 100, 2)  # larger logits than any ID sample: energy is blind
+SMALL = around(-9, -9, 100, 3)  # all see it
+
+
+def test_the_best_is_chosen_and_the_blind_is_not() -> None:
+    choice = choose(model(), SCORES, **ID, ood={"ood_val/large": LARGE, "proxy/noise": SMALL})
+    assert choice.score == "knn"
+    assert [one.score for one in choice.candidates] == list(SCORES)
+    by_score = {one.score: one for one in choice.candidates}
+    assert by_score["energy"].problem == "AUROC 0.0, detection rate 0.0 % on ood_val/large"
+    assert by_score["knn"].problem == ""
+    assert by_score["knn"].mean("detection_rate") == 1.0  # of OOD data; proxies do not count where there is some
+    assert "of 3 scores on ood_val/large: 100.0 %" in choice.reason
+    assert "| knn (chosen) | 100.0 | 100.0 |  |" in choice.table()
+    again = Choice.from_json(json.loads(json.dumps(choice.as_json())))
+    assert again == choice
+
+
+def test_proxies_decide_where_there_is_nothing_else() -> None:
+    choice = choose(model(), SCORES, **ID, ood={"proxy/far": LARGE, "proxy/noise": SMALL})
+    assert choice.score == "knn"
+    assert "on proxy/far, proxy/noise" in choice.reason
+
+
+def test_the_first_of_equals_and_the_least_bad_of_the_blind() -> None:
+    for names in (["energy", "maxlogit"], ["maxlogit", "energy"]):
+        candidates = {name: {} for name in names}
+        equal = choose(model(), candidates, **ID, ood={"ood_val/small": SMALL}, by="auroc")
+        assert {one.mean("auroc") for one in equal.candidates} == {1.0}
+        assert equal.score == names[0]
+        blind = choose(model(), candidates, **ID, ood={"ood_val/large": LARGE, "proxy/noise": SMALL})
+        assert all(one.problem for one in blind.candidates)
+        assert blind.score == names[0]
+
+
+def test_what_cannot_be_chosen() -> None:
+    with pytest.raises(InputError, match=r'by = .loss. must be "detection_rate" or "auroc"'):
+        choose(model(), SCORES, **ID, ood={"ood_val/a": SMALL}, by="loss")  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="there are no OOD sets to choose by"):
+        choose(model(), SCORES, **ID, ood={})
+
+
+def test_trials() -> None:
+    detector = Detector(model(), "energy").calibrate(ID["val"])
+    large, small = try_detector(detector, {"ood_val/large": LARGE, "ood_val/small": SMALL})
+    assert (large.samples, large.auroc, large.detection_rate) == (100, 0.0, 0.0)
+    assert (small.auroc, small.detection_rate) == (1.0, 1.0)
+    assert small.interval[0] < 1.0 == small.interval[1]
+    assert trials_from_json(json.loads(json.dumps([vars(large)]))) == (large,)
+
+
+def test_problem() -> None:
+    def trial(name: str, auroc: float, rate: float) -> Trial:
+        return Trial(name, 100, auroc, rate, (0.0, 1.0))
+
+    near = trial("proxy/blended", 0.7, 0.06)
+    good = trial("proxy/noise", 0.99, 0.95)
+    assert problem([near, good], 0.05) == ""  # one proxy may be close to ID data
+    assert "proxy/blended" in problem([near, trial("proxy/noise", 0.9, 0.11)], 0.05)  # but not all of them
+    assert "proxy/blended" in problem([trial("proxy/blended", 0.4, 0.06), good], 0.05)
+    assert "on ood_val/cars" in problem([trial("ood_val/cars", 0.7, 0.06), good], 0.05)
+    assert problem([trial("ood_val/cars", 0.7, 0.06), good], 0.01) == ""
+
+
+def test_a_detector_of_any_classifier() -> None:
+    x = torch.randn(600, 2, generator=torch.Generator().manual_seed(5)) + torch.tensor([5.0, 0.0])
+    train, val = x[:300], x[300:]
+    options: dict[str, Any] = {"val": val, "ood": {"large": LARGE.features}, "alpha": 0.1}
+    detector = auto_detector(model().network, train=[(train, train.argmax(1))], **options)
+    assert len(detector.calibration_scores) == len(split(300, 0.1)[1])
+    choice = Choice.from_json(detector.notes["choice"])
+    assert {one.score for one in choice.candidates} >= {"consensus", "knn", "vim", "react"}
+    assert detector.notes["trials"][0]["detection_rate"] == detector.detect(LARGE).is_ood.double().mean() == 1.0
+    without = auto_detector(model().network, **options)
+    tried = {one.score for one in Choice.from_json(without.notes["choice"]).candidates}
+    assert "consensus-logits" in tried
+    assert "knn" not in tried
+
+
+def test_the_promise_of_auto() -> None:
+    """Chosen among all scores on one part of 80 samples and calibrated on the other, at most alpha is flagged."""
+    rng = torch.Generator().manual_seed(0)
+    net, ood = model(), bank(torch.randn(40, 2, generator=rng) + torch.tensor([4.0, 1.0]))  # close to ID
+    new = bank(torch.randn(400, 2, generator=rng) + torch.tensor([5.0, 0.0]))
+    rates = []
+    for _ in range(60):
+        val = bank(torch.randn(80, 2, generator=rng) + torch.tensor([5.0, 0.0]))
+        rates.append(auto_detector(net, val, ood={"close": ood}, alpha=0.1).detect(new).is_ood.double().mean())
+    mean, deviation = torch.stack(rates).mean(), torch.stack(rates).std()
+    assert mean <= 0.1 + 3 * deviation / 60**0.5
