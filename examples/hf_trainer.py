@@ -1,8 +1,10 @@
 """Hugging Face's Trainer on the embedded digits: the share of each OOD set that is flagged, plain against SPCP.
 
+pip install '.[examples]'
 python examples/hf_trainer.py --rho-norm 1
 
 The network is a small ResNet with random weights. With a trained one, `from_pretrained(...)` comes before `apply_spcp`.
+The Trainer's checkpoints hold the threshold; `spcp.networks.from_pretrained` loads them with the head.
 """
 
 from __future__ import annotations

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from PIL import Image
 
+from spcp.data.embedded import photograph_files
+
 
 def pixels(*shape: int, seed: int = 0) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, shape, dtype=np.uint8)
@@ -127,3 +129,14 @@ def write_sound(
 
 def equal(x: torch.Tensor, array: np.ndarray) -> bool:
     return np.array_equal(x.numpy(), array)
+
+
+def write_photographs(folder: Path, name: str, count: int, seed: int = 0) -> None:
+    """Write squares from random places of an embedded photograph (chelsea, coffee, flower, ...) as JPEG files."""
+    picture = Image.open(next(path for path in photograph_files() if path.stem == name)).convert("RGB")
+    rng = np.random.default_rng((seed, len(name)))
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(count):
+        side = int(rng.integers(200, 300))
+        left, top = (int(rng.integers(0, extent - side + 1)) for extent in picture.size)
+        picture.crop((left, top, left + side, top + side)).save(folder / f"{i:03d}.jpg", quality=90)

@@ -43,7 +43,7 @@ def test_the_papers_settings() -> None:
 def test_unknown_names() -> None:
     with pytest.raises(InputError, match="no method 'spcq'; there are plain, spcp"):
         config_for("digits", "spcq")
-    with pytest.raises(InputError, match=r"a run has no setting 'epoch'; there are augment, .* rho_norm"):
+    with pytest.raises(InputError, match=r"a run has no setting 'epoch'; there are architecture, .* rho_norm"):
         config_for("digits", epoch=3)
     with pytest.raises(InputError, match=r"truncation: .*rho"):
         Config.from_json(Config().as_json() | {"truncation": {"rho": 1}})

@@ -1,9 +1,13 @@
 """What is declared is what is tried; and what `make dist` looks for, it finds. `make dist` itself takes minutes."""
 
+import ast
+import importlib.metadata
 import re
+import sys
 import tomllib
 from pathlib import Path
 
+import pytest
 from distribution import wrong_in_sdist, wrong_in_wheel
 
 ROOT = Path(__file__).parent.parent
@@ -41,3 +45,40 @@ def test_the_readme_says_what_is_needed() -> None:
     torch = next(own for own in PROJECT["dependencies"] if own.startswith("torch"))
     needs = f"Python {PROJECT['requires-python'][2:]} or newer, torch {torch.removeprefix('torch>=')} or newer"
     assert needs in (ROOT / "README.md").read_text()
+
+
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+
+
+def closure(extra: str) -> set[str]:
+    """Return the names of all distributions that an extra brings, but for what these need."""
+    names = set()
+    for requirement in EXTRAS[extra]:
+        others = re.fullmatch(r"spcp\[(.+)\]", requirement)
+        if others:
+            names |= {name for other in others[1].split(",") for name in closure(other)}
+        else:
+            names.add(re.split(r"[><=; \[]", requirement)[0])
+    return names
+
+
+def test_the_readme_names_every_extra_and_no_other() -> None:
+    install = (ROOT / "README.md").read_text().partition("## Install")[2]
+    used = {name for names in re.findall(r"'\.\[(.+?)\]'", install) for name in names.split(",")}
+    named = used | {name for name in re.findall(r"`(\w+)`", install) if name in EXTRAS}
+    assert named == set(EXTRAS) - {"dev", "docs", "integrations"}  # which are for work on the package
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.stem)
+def test_the_documented_installation_suffices_for_the_examples(path: Path) -> None:
+    """What a script imports is in the extra that the README names; the Trainer wants accelerate, which it imports."""
+    there = closure("examples") | {"torch", "numpy", "spcp"}
+    distributions = importlib.metadata.packages_distributions()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+        names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+        for name in {name.split(".")[0] for name in names} - sys.stdlib_module_names - {"spcp"}:
+            brought = {own.lower().replace("_", "-") for own in distributions.get(name, [name])}
+            assert brought & there, f"{path.name} imports {name}, which '.[examples]' does not bring"
+    assert "accelerate" in closure("examples")
+    assert "pip install '.[examples]'" in (ROOT / "README.md").read_text()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from .data import Loader
 from .data.cache import cache_folder, key_of
 from .data.prepared import content_key
+from .data.sets import inputs_and_labels
 from .errors import InputError
 from .files import read_tensors, write_tensors
 from .model import ScoredModel
@@ -152,11 +153,18 @@ class FeatureBank:
 
 
 def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield inputs and labels (-1 for none) of a tensor, of a pair (inputs, labels), or of batches of either."""
+    """Yield inputs and labels (-1 for none) of a tensor, of a pair (inputs, labels), or of batches of either.
+
+    A batch may be a dictionary, too, as Hugging Face's are: `pixel_values`, and maybe `labels`.
+    """
     if isinstance(data, np.ndarray):
         data = torch.from_numpy(data)
+    data = [data] if isinstance(data, Mapping) else data
     whole = isinstance(data, Tensor) or (isinstance(data, tuple) and all(isinstance(item, Tensor) for item in data))
     for batch in [data] if whole else data:
+        if isinstance(batch, Mapping):
+            x, y = inputs_and_labels(batch, "a batch")
+            batch = (x,) if y is None else (x, y)
         x, *rest = batch if isinstance(batch, tuple | list) else (batch,)
         if not isinstance(x, Tensor):
             raise InputError(

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import datetime
 from pathlib import Path
+from typing import Any
 
+from . import __version__
 from .choice import By, Choice, choose, note_trials, try_detector
 from .config import Config, build_network
 from .conformal import samples_needed
 from .data import Benchmark, Inputs
+from .data.prepared import data_fingerprint
 from .detector import Detector, read_notes
 from .errors import InputError
 from .evaluation import Evaluation
@@ -35,7 +39,9 @@ def calibrate_run(
     Where the score is fitted or chosen on validation data, or the run was (`tune`), one part of the data is for that
     and the other for the threshold, see `Evaluation.divide`; so the guarantee is exact. Then the detector is tried on
     OOD validation data and on outliers made of ID samples, and a warning says where it is blind. `detector.notes` holds
-    which score was chosen and why ("choice", a `Choice`), and the trials ("trials").
+    which score was chosen and why ("choice", a `Choice`), and the trials ("trials"). The file's notes (`read_notes`)
+    also record the version, the date, the calibration data with a fingerprint, the accuracy on the test data, and what
+    is flagged of it and of each OOD set.
 
     Args:
         run: a trained or adopted run.
@@ -82,9 +88,39 @@ def _calibrate(
     outliers = {role: evaluation.samples(detector.score, role) for role in evaluation.outliers()}
     truncates = truncate and run.config.truncation.rho_norm != 0
     note_trials(detector, choice, try_detector(detector, outliers), truncates=truncates)
-    notes = {"network": run.config.network, "width": run.config.width, "inputs": run.inputs.as_json()}
+    config = run.config
+    notes = {"network": config.network, "width": config.width, "architecture": config.architecture}
+    notes |= {"inputs": run.inputs.as_json(), **_record(detector, calibration)}
     detector.save(run.detector_path, notes)
     return detector, evaluation
+
+
+def flagged_shares(detector: Detector, evaluation: Evaluation) -> list[dict[str, Any]]:
+    """Return the share that a detector flags of the test data, and of each near-OOD, far-OOD and shifted set."""
+    roles = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/", "shifted/"))]
+    rows = []
+    for role in ("test", *roles):
+        scores = evaluation.scores(detector.score, role)
+        flagged = detector.decide(evaluation.bank(role).predictions, scores).is_ood
+        rows.append({"dataset": role, "samples": len(flagged), "flagged": flagged.double().mean().item()})
+    return rows
+
+
+def _record(detector: Detector, evaluation: Evaluation) -> dict[str, Any]:
+    """Return what to know about a detector that is shipped: when, with what and on what it was made, and its rates."""
+    val = evaluation.benchmark.val
+    assert val is not None
+    return {
+        "spcp": __version__,
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "calibration_data": {
+            "name": evaluation.benchmark.name,
+            "samples": len(val),
+            "fingerprint": data_fingerprint(val),
+        },
+        "accuracy": evaluation.bank("test").accuracy(),
+        "rates": flagged_shares(detector, evaluation),
+    }
 
 
 def _fitted_on(name: str) -> tuple[str, ...]:
@@ -125,7 +161,8 @@ def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Dete
         return run.detector(), run.inputs
     notes = read_notes(path)
     try:
-        config, inputs = Config(network=notes["network"], width=notes["width"]), Inputs.from_json(notes["inputs"])
+        config = Config(network=notes["network"], width=notes["width"], architecture=notes.get("architecture"))
+        inputs = Inputs.from_json(notes["inputs"])
         config.check()
     except (KeyError, InputError) as error:
         raise InputError(

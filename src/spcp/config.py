@@ -30,7 +30,8 @@ class Config:
     images: int | None = None  # to train on, the first ones of each class; None: all
     augment: str = "full"  # as the benchmark has it; "flip": mirrored, not shifted; "none"
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's: tau, penalty, ...
-    network: str = "cnn"  # or code: "package.module:function"
+    network: str = "cnn"  # or "timm:...", "hf:...", "torchvision:..."; or code: "package.module:function"
+    architecture: Mapping[str, Any] | None = None  # of a network of Hugging Face; None: as its name says
     width: int | None = None  # None: the network's default
     start: str | None = None  # weights to start from (safetensors), as UMAP needs them
     epochs: int = 40
@@ -67,6 +68,8 @@ class Config:
                 raise InputError(f"{name} = {value!r:.60} must be text")
         if self.augment not in ("full", "flip", "none"):
             raise InputError(f'augment = {self.augment!r} must be "full", "flip" or "none"')
+        if not isinstance(self.architecture, Mapping | None):
+            raise InputError(f"architecture = {self.architecture!r:.60} must be a dictionary, or nothing")
         if not isinstance(self.options, Mapping):
             raise InputError(f"options = {self.options!r} must be a dictionary of the method's options, such as tau")
 
@@ -114,6 +117,9 @@ DEPARTURES: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
     ("logitnorm", "imagenet200"): {"rho_norm": 2.0},
 }
 
+# For a network that is trained already, where the benchmark's own settings are for one that is not.
+FINE_TUNING = {"epochs": 10, "lr": 0.01}
+
 GRID = (0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 5.0)  # the paper's values of rho_norm
 LARGE_SIDE = 64  # pixels, above which a network for 224 x 224 pixels is faster and better
 
@@ -147,6 +153,8 @@ def config_for(
     if "warmup" in settings:  # the same share of a shorter or longer run
         settings["warmup"] = round(settings["warmup"] * changes.get("epochs", settings["epochs"]) / settings["epochs"])
     settings["options"] = settings.get("options", {}) | changes.pop("options", {})
+    if networks.is_pretrained(changes.get("network", "")):
+        settings |= {"architecture": networks.architecture_of(changes["network"]), **FINE_TUNING}
     try:
         settings["truncation"] = Truncation(**truncation)
     except (TypeError, ValueError) as error:
@@ -189,6 +197,8 @@ def _user_defaults(benchmark: str | Benchmark) -> dict[str, Any]:
             settings["network"] = "mlp"
         elif max(shape[1:]) > LARGE_SIDE:
             settings["network"] = "resnet18_224"
+        if benchmark.train is not None:  # few samples would make an epoch of one step
+            settings["batch_size"] = min(settings["batch_size"], max(16, len(benchmark.train) // 20))
         if num_classes < 10:
             settings["rho_norm"] = num_classes / 10  # more might truncate at a threshold below 0
     return settings
@@ -207,13 +217,21 @@ def build_method(config: Config) -> Method:
         raise InputError(f"{config.method}: {error}") from error
 
 
-def build_network(config: Config, inputs: Inputs, *, code: str | None = None) -> Network:
+def build_network(
+    config: Config, inputs: Inputs, *, code: str | None = None, weights: networks.Weights = "none"
+) -> Network:
     """Build the network of a run, for the classes and channels of its data (`Benchmark.inputs`).
 
     A config may name code: "package.module:function". It comes from a file, maybe of somebody else, so code is run only
-    if the caller names the same in `code`.
+    if the caller names the same in `code`. `weights` are those that a pretrained network comes with, see
+    `spcp.networks.build_pretrained`.
     """
     name, num_classes = config.network, len(inputs.class_names)
+    if networks.is_pretrained(name):
+        if config.width is not None:
+            raise InputError(f"{name}: is trained already, and has no width to set; leave it out")
+        built = networks.build_pretrained(name, num_classes, architecture=config.architecture, weights=weights)
+        return networks.tried(built, name, inputs.shape)
     if networks.is_code(name):
         if name != code:
             raise InputError(
@@ -230,7 +248,10 @@ def build_network(config: Config, inputs: Inputs, *, code: str | None = None) ->
         )
     if name not in networks.NETWORKS:
         names = ", ".join(networks.NETWORKS)
-        raise InputError(f"no network {name!r}; there are {names}, or your code as package.module:function")
+        raise InputError(
+            f"no network {name!r}; there are {names}; pretrained ones as timm:NAME, hf:NAME or torchvision:NAME; or "
+            "your code as package.module:function"
+        )
     build: Any = networks.NETWORKS[name]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}
     if "inputs" in inspect.signature(build).parameters:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +21,22 @@ class InputError(ValueError):
 
 class TrainingError(RuntimeError):
     """A run cannot continue; the message says where it stopped and what is left."""
+
+
+def raised_in(error: BaseException) -> str | None:
+    """Return the place in a user's code that an error comes from; None where that is this package.
+
+    Libraries do not count: whoever called them did.
+    """
+    own = Path(__file__).parent
+    libraries = [Path(path) for key, path in sysconfig.get_paths().items() if key in ("stdlib", "purelib", "platlib")]
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.is_relative_to(own):
+            return None
+        if path.exists() and not any(path.is_relative_to(library) for library in libraries):
+            return f"{path}, line {frame.lineno}, in {frame.name}"
+    return None
 
 
 def check_numbers(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:

@@ -23,7 +23,6 @@ import torch
 from torch import Tensor, nn
 
 from .config import Config, build_method, build_network
-from .contributions import apply_spcp
 from .data import Benchmark, Inputs, load_benchmark
 from .detector import Detector
 from .environment import environment
@@ -31,8 +30,7 @@ from .errors import LARGEST, InputError, Rule, check_numbers
 from .files import locked, read_json, read_tensors, write_tensors, written
 from .methods import Method
 from .model import ScoredModel
-from .networks import Network, adapt
-from .networks.adapted import Adapted
+from .networks import Network, adapt, architecture_of, is_pretrained, put_weights
 
 _log = logging.getLogger("spcp")
 
@@ -216,7 +214,8 @@ def adopt(
     """Make a run of a model that is trained already, so that all that works on runs works on it.
 
     Args:
-        name: of the network: "package.module:function", or one of this library's.
+        name: of the network: "package.module:function", "timm:...", "hf:..." (also a folder of `save_pretrained`),
+            "torchvision:...", or one of this library's.
         folder: for the run; a new one.
         benchmark: the data it was trained for.
         source: what `load_benchmark` finds it by; by default its name.
@@ -227,9 +226,17 @@ def adopt(
     if (folder / "config.json").exists():
         raise InputError(f"{folder}: holds a run; choose another folder")
     start, where = (None if path is None else str(path) for path in (weights, root))
-    config = Config(benchmark=source or benchmark.name, network=name, epochs=0, start=start, root=where)
+    architecture = architecture_of(name) if is_pretrained(name) else None
+    config = Config(
+        benchmark=source or benchmark.name,
+        network=name,
+        architecture=architecture,
+        epochs=0,
+        start=start,
+        root=where,
+    )
     inputs = benchmark.inputs()
-    network = build_network(config, inputs, code=name)
+    network = build_network(config, inputs, code=name, weights="none" if weights else "all")
     if network.num_classes != len(inputs.class_names):
         raise InputError(
             f"{name}: has {network.num_classes} outputs, but {benchmark.name} has {len(inputs.class_names)} classes; "
@@ -243,8 +250,8 @@ def adopt(
     return Run.open(folder, network=name)
 
 
-def load_weights(network: Network, path: Path) -> dict[str, Tensor]:
-    """Put the weights of a file, or of a run's folder, into a network that was built alike; return all its tensors."""
+def load_weights(network: Network, path: Path, *, new_classifier: bool = False) -> dict[str, Tensor]:
+    """Put the weights of a file, or of a run's folder, into a network, see `put_weights`; return all its tensors."""
     path = path / "last.safetensors" if path.is_dir() else path
     if path.suffix in (".pt", ".pth", ".bin", ".ckpt"):
         raise InputError(
@@ -252,25 +259,9 @@ def load_weights(network: Network, path: Path) -> dict[str, Tensor]:
             "weights_only=True), 'weights.safetensors')"
         )
     tensors, _ = read_tensors(path)
-    weights = {name: value for name, value in tensors.items() if not name.startswith("method.")}
-    if isinstance(network, Adapted) and not any(name.startswith(("body.", "classifier.")) for name in weights):
-        weights = network.renamed(weights)  # of the model itself, not of a run
-    if "classifier.threshold" in weights and type(network.classifier) is nn.Linear:
-        apply_spcp(network, rho_norm=0.0, classifier="classifier")  # how it truncates is in the file
-    state = network.state_dict()
-    wrong = sorted(weights.keys() ^ state.keys()) or [
-        key for key in state if isinstance(state[key], Tensor) and state[key].shape != weights[key].shape
-    ]
-    wrong = [key for key in wrong if not key.endswith("_extra_state")]
-    if wrong:
-        raise InputError(
-            f"{path}: its weights belong to another network ({wrong[0]} differs); name the network, width and method "
-            "they were trained with"
-        )
-    try:
-        network.load_state_dict(weights)
-    except (RuntimeError, TypeError, ValueError, AttributeError) as error:  # what is no tensor: how a head truncates
-        raise InputError(f"{path}: is damaged ({error}); copy or train it again") from error
+    kept = put_weights(network, tensors, str(path), new_classifier=new_classifier)
+    if not kept:
+        _log.warning("%s: its classifier is for other classes; a new one is trained for %d", path, network.num_classes)
     return tensors
 
 

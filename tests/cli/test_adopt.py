@@ -132,6 +132,93 @@ def test_models_that_cannot_be_adopted(
     assert not (tmp_path / "out").exists()
 
 
+BROKEN = """
+print("importing")
+from torch import Tensor, nn
+
+class Chatty(nn.Sequential):
+    def forward(self, x):
+        print("forward")
+        if self.training and BREAKS and isinstance(x, Tensor):  # not when it is traced
+            return x.no_such_thing
+        return super().forward(x)
+
+BREAKS = False
+
+def chatty(num_classes):
+    print("building")
+    return Chatty(nn.Flatten(), nn.Linear(768, 16), nn.ReLU(), nn.Linear(16, num_classes))
+
+def breaks(num_classes):
+    global BREAKS
+    BREAKS = True
+    return chatty(num_classes)
+
+def fails():
+    raise KeyError("weights.bin")
+
+def wants(num_classes, depth):
+    return None
+"""
+
+
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    name = f"broken_{abs(hash(tmp_path))}"
+    (tmp_path / f"{name}.py").write_text(BROKEN)
+    (tmp_path / f"{name}_too.py").write_text("import a_library_that_is_missing")
+    monkeypatch.chdir(tmp_path)
+    return name
+
+
+def test_what_a_model_prints_is_no_result(run: Spcp, photos: Path, broken: str) -> None:
+    code = f"{broken}:chatty"
+    result = run("adopt", code, "--id", photos / "id", "--size", 16, "--out", "run")
+    assert (result.code, result.out) == (0, ""), result.err
+    assert {"importing", "building", "forward"} <= set(result.err.split())
+    detected = run("detect", photos / "ood", "--run", "run", "--model", code)
+    assert "forward" in detected.err
+    assert len(detected.rows()) == 30
+    assert detected.out.startswith("file,is_ood")
+    assert len(json.loads(run("calibrate", "run", "--model", code, "--json").out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("fails", "fails failed: KeyError: 'weights.bin' ({file}, line 24, in fails)"),
+        ("wants", "needs num_classes, depth; write a function that needs `num_classes` or nothing"),
+        ("nothing", "cannot be called (module '{module}' has no attribute 'nothing')"),
+    ],
+)
+def test_the_errors_of_a_builder_are_its_own(
+    run: Spcp, photos: Path, broken: str, tmp_path: Path, function: str, message: str
+) -> None:
+    result = run("adopt", f"{broken}:{function}", "--id", photos / "id", "--size", 16, "--out", "run")
+    assert result.code == 2
+    assert message.format(file=tmp_path / f"{broken}.py", module=broken) in result.err
+    assert "bug in spcp" not in result.err
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_that_fails_in_training_is_named(run: Spcp, photos: Path, broken: str, tmp_path: Path) -> None:
+    result = run("train", "--id", photos / "id", "--size", 16, "--model", f"{broken}:breaks", "--out", "run")
+    assert result.code == 2
+    assert f"{tmp_path / broken}.py, line 9, in forward: AttributeError" in result.err
+    assert "not from spcp" in result.err
+
+
+def test_modules_that_are_not_there(run: Spcp, photos: Path, broken: str, tmp_path: Path) -> None:
+    """The sentence says which module is missing, and where it was looked for."""
+    given = ["--id", photos / "id", "--size", 16, "--out", "run"]
+    result = run("adopt", "no_such_module.models:build", *given)
+    assert result.code == 2
+    assert f"there is no module 'no_such_module' in {tmp_path} or among the packages of {sys.prefix}" in result.err
+    other = run("adopt", f"{broken}_too:build", *given)
+    assert other.code == 2
+    assert f"{broken}_too cannot be imported: ModuleNotFoundError: No module named 'a_library" in other.err
+
+
 class Bomb:
     def __reduce__(self) -> tuple[Any, ...]:
         return (Path.touch, (Path("ran"),))

@@ -51,7 +51,7 @@ def test_version_and_no_arguments(run: Spcp) -> None:
         (["train", "--alpha", "5"], "--alpha 5: must lie between 0 and 1"),
         (["train", "--precision", "foo"], "Precision 'foo' is invalid"),
         (["train", "--ood", "cars=cars"], "name it with --id"),
-        (["train", "--model", "no.such:thing"], "cannot be imported"),
+        (["train", "--model", "no.such:thing"], "there is no module 'no'"),
         (["train", "--weights", "model.pth"], "is a pickle"),
         (["tune", "-m", "plain"], "has no rho_norm to tune"),
         (["tune", "--grid", "a,b"], "numbers separated by commas"),

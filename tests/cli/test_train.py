@@ -81,6 +81,21 @@ def test_rho_norm_goes_with_every_method(
     assert Run.open("runs/id-fixed-0").config.truncation.initial_threshold == 2
 
 
+def test_the_network_fits_the_images_and_their_number(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    """A network for small images is not trained on large ones, and a new network on few photos is advised against."""
+    given = ["--id", photos / "id", "--out", tmp_path / "run", "--epochs", 1]
+    result = run("train", *given, "--size", 80, "--network", "resnet18", "--width", 2)
+    assert result.code == 2
+    assert "resnet18: is for images of 32 pixels, and those of id have 80" in result.err
+    assert "resnet18_224; choose that network" in result.err
+    assert not (tmp_path / "run").exists()
+    result = run("train", *given, "--size", 80, "--width", 2)
+    assert result.code == 0, result.err
+    assert Run.open(tmp_path / "run").config.network == "resnet18_224"
+    assert "images are few to train resnet18_224 from scratch; a pretrained network" in result.err
+    assert "--network timm:resnet18.a1_in1k" in result.err
+
+
 def test_two_processes_do_not_train_one_run(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
     """The second is told who does. A killed one blocks nobody; who only reads is not asked to wait."""
     folder = shutil.copytree(trained, tmp_path / "run")

@@ -34,6 +34,20 @@ def test_the_test_transform_is_torchvisions(
     torch.testing.assert_close(x[0], transforms.Compose(normalise)(theirs), atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.parametrize("interpolation", ["nearest", "bilinear", "bicubic", "lanczos"])
+def test_other_interpolations_and_squashed_images(library: Any, interpolation: Any) -> None:
+    transforms = imported("torchvision.transforms")
+    mode = transforms.InterpolationMode(interpolation)
+    for size in ((500, 375), (31, 90)):
+        image = Image.fromarray(pixels(7, 9, 3)).resize(size, Image.Resampling.BICUBIC)
+        for squash, resize in ((False, 48), (True, (48, 48))):
+            transform = data.ImageTransform(48, 40, (0.5,) * 3, (0.5,) * 3, interpolation=interpolation, squash=squash)
+            chain = [transforms.Resize(resize, interpolation=mode), transforms.CenterCrop(40)]
+            assert np.array_equal(eval_pixels(image, transform), np.asarray(transforms.Compose(chain)(image)))
+    with pytest.raises(data.DataError, match="interpolation must be"):
+        data.ImageTransform(48, 40, (0.5,) * 3, (0.5,) * 3, interpolation="cubic")  # type: ignore[arg-type]
+
+
 def test_torchvisions_data_sets(library: Any, tmp_path: Path) -> None:
     datasets = imported("torchvision.datasets")
     for i in range(6):

@@ -104,7 +104,7 @@ def test_models_by_name() -> None:
     built = load_model("spcp.networks:cnn", 5, (1, 12, 12))
     assert (built.num_classes, built.num_features) == (5, 128)
     for name, message in (
-        ("spcp.networks:nothing", "cannot be imported"),
+        ("spcp.networks:nothing", "cannot be called"),
         ("spcp.networks:adapt", "write a function that needs `num_classes` or nothing"),
         ("os:getcwd", "returns a str, not a model"),
         ("spcp.networks:resnet18", r"cannot be run on samples \(1, 12, 12\)"),

@@ -10,7 +10,7 @@ import logging
 import sys
 import warnings
 
-from ..errors import InputError, TrainingError
+from ..errors import InputError, TrainingError, raised_in
 from ..progress import printable
 from .app import app as app
 from .app import verbosity
@@ -62,7 +62,12 @@ def _report(error: Exception) -> int:
         return 1
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", 130))
-    _print_error(f"{type(error).__name__}: {error}. This is a bug in spcp; --verbose shows the traceback.")
+    what = f"{type(error).__name__}: {error}".rstrip(".")
+    place = raised_in(error)
+    if place:
+        _print_error(f"{place}: {what}. This comes from that file, not from spcp; --verbose shows the traceback.")
+        return 2
+    _print_error(f"{what}. This is a bug in spcp; --verbose shows the traceback.")
     return 1
 
 

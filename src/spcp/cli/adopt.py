@@ -16,7 +16,9 @@ from .user_data import DESCRIPTION, DataOptions
 
 @command("adopt", panel="Train")
 def adopt_command(
-    model: Annotated[str, Argument(help="package.module:function, which builds it.")],
+    model: Annotated[
+        str, Argument(help="package.module:function, which builds it; hf:FOLDER, timm:NAME or torchvision:NAME.")
+    ],
     data: DataOptions,
     weights: Annotated[Path | None, option("Its state dict as safetensors.")] = None,
     out: Annotated[Path, option("Folder of the run.", "--out", "-o")] = Path("runs/adopted"),
@@ -25,10 +27,11 @@ def adopt_command(
 ) -> None:
     """Make a run of a model that is already trained, and calibrate it: eval, detect, patterns and report then work.
 
-    [dim]spcp adopt mypackage.models:build --weights weights.safetensors --id photos/ --size 64[/dim]
+    [dim]spcp adopt mypackage.models:build --weights weights.safetensors --id photos/ --size 64
+    spcp adopt hf:my-vit/ --id photos/                                # a folder of save_pretrained[/dim]
     """
     check_alpha(alpha)
-    with data.described_in(out) as benchmark:
+    with data.described_in(out, network=model) as benchmark:
         from ..data import load_benchmark
         from ..runs import adopt
 

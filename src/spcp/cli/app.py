@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import logging
@@ -9,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, TextIO, get_type_hints
 
 import typer
 from typer import Option
@@ -34,7 +35,13 @@ class Verbosity:
     verbose: Annotated[bool, Option("--verbose", "-v", help="Show more, and tracebacks of errors.")] = False
 
 
-verbosity = Verbosity()  # of the command that runs
+class Output(Verbosity):
+    """How much a command shows, and where its results go."""
+
+    results: TextIO = sys.stdout
+
+
+verbosity = Output()  # of the command that runs
 
 
 def command(name: str, group: typer.Typer | None = None, panel: str | None = None) -> Callable[[Any], Any]:
@@ -54,11 +61,13 @@ def command(name: str, group: typer.Typer | None = None, panel: str | None = Non
             logging.getLogger("spcp").setLevel("ERROR" if quiet else "DEBUG" if verbose else "WARNING")
             for key, kind in groups.items():
                 values[key] = kind(**{field.name: values.pop(field.name) for field in dataclasses.fields(kind)})
+            verbosity.results = sys.stdout
             try:
-                function(**values)
-                sys.stdout.flush()
+                with contextlib.redirect_stdout(sys.stderr):  # what a user's model prints is no result
+                    function(**values)
+                verbosity.results.flush()
             except BrokenPipeError:  # the reader, such as head, has closed the pipe
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                os.dup2(os.open(os.devnull, os.O_WRONLY), verbosity.results.fileno())
 
         options = [o for p in parameters for o in (_fields(groups[p.name]) if p.name in groups else [p])]
         options += _fields(Verbosity)

@@ -34,19 +34,14 @@ def calibrate_command(
 
     [dim]spcp calibrate runs/digits-spcp-0 --alpha 0.01 --score knn[/dim]
     """
-    from ..calibration import calibrate_run
+    from ..calibration import calibrate_run, flagged_shares
 
     (opened,) = open_runs([latest_run(run)], model)
     settings: Any = {"delta": delta, "by_class": by_class, "search": search, "truncate": truncate, "by": by}
     detector, evaluation = calibrate_run(opened, score, alpha=alpha, **settings)
-    rows = []
-    tests = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/", "shifted/"))]
-    for role in ("test", *tests):
-        scores = evaluation.scores(detector.score, role)
-        flagged = detector.decide(evaluation.bank(role).predictions, scores).is_ood
-        rows.append({"dataset": role, "samples": len(flagged), "flagged": flagged.double().mean().item()})
+    rows = flagged_shares(detector, evaluation)
     show(rows, as_json, f"flagged as OOD at alpha = {alpha:g}", percent("flagged"))
     note_choice(detector)
-    hint = "" if tests else "; there are no OOD sets to test on (--ood)"
+    hint = "" if len(rows) > 1 else "; there are no OOD sets to test on (--ood)"
     samples = len(detector.calibration_scores)
     note(f"calibrated on {samples} validation samples{hint}; written: {opened.detector_path}")

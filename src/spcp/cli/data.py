@@ -9,7 +9,7 @@ from typer import Argument
 
 from .app import app, command, verbosity
 from .options import Json, Root
-from .output import note, show, show_text
+from .output import note, result, show
 
 data_app = typer.Typer(no_args_is_help=True, help="List, download and verify data sets.")
 app.add_typer(data_app, name="data", rich_help_panel="List")
@@ -39,7 +39,7 @@ def download_command(names: Names, root: Root = None) -> None:
     from ..data import download
 
     for name in names:
-        show_text(download(name, root, quiet=verbosity.quiet))
+        result(download(name, root, quiet=verbosity.quiet))
 
 
 @command("verify", data_app)
@@ -49,7 +49,7 @@ def verify_command(names: Names, root: Root = None) -> None:
 
     problems = [problem for name in names for problem in verify(name, root)]
     for problem in problems:
-        show_text(problem)
+        result(problem)
     if problems:
         raise typer.Exit(1)
     note(f"{', '.join(names)}: verified")

@@ -11,7 +11,7 @@ from typer import Option
 
 from .app import command
 from .options import option
-from .output import note, show_text
+from .output import note, result
 
 # Sums in another order differ in their last digits, and training turns those into points of AUROC. With the vector
 # instructions of every recent x86-64 processor, and no more, the demo shows the same figures on all of them.
@@ -39,4 +39,4 @@ def demo_command(
     limit_instructions()
     from ..demo import demo
 
-    show_text(demo(out, seeds=seeds, epochs=epochs, log=note))
+    result(demo(out, seeds=seeds, epochs=epochs, log=note))

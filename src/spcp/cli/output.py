@@ -17,17 +17,17 @@ def note(text: str) -> None:
         print(printable(text), file=sys.stderr, flush=True)
 
 
-def show_text(text: object) -> None:
-    """Print a result that is a line of text, such as a path."""
-    print(printable(str(text)) if sys.stdout.isatty() else text)
+def result(text: object, end: str = "\n") -> None:
+    """Print a result, on standard output; whatever else is printed while a command runs goes to standard error."""
+    print(printable(str(text)) if verbosity.results.isatty() else text, end=end, file=verbosity.results)
 
 
 def show(
     rows: Sequence[Record], as_json: bool = False, title: str = "", for_people: Callable[[Record], Record] | None = None
 ) -> None:
     """Print rows: JSON if asked for, a table on a terminal (of `for_people(row)`), CSV elsewhere."""
-    if as_json or not sys.stdout.isatty():
-        print((to_json if as_json else to_csv)(rows), end="")
+    if as_json or not verbosity.results.isatty():
+        result((to_json if as_json else to_csv)(rows), end="")
     else:
         _print_table([for_people(row) for row in rows] if for_people else rows, title)
 
@@ -54,7 +54,7 @@ def _print_table(rows: Sequence[Record], title: str) -> None:
     for row in rows:
         style = {"OOD": "bold yellow", "unreadable": "red"}.get(str(row.get("verdict")), "")
         table.add_row(*(Text(printable(_text(row.get(key)))) for key in keys), style=style)
-    Console().print(table)
+    Console(file=verbosity.results).print(table)
 
 
 def _text(value: Any) -> str:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from .app import command
 from .options import Model, Runs, Scores, names, open_runs, option
-from .output import show_text
+from .output import result
 
 
 @command("report", panel="Report")
@@ -27,4 +27,4 @@ def report_command(
     """
     from ..report import report
 
-    show_text(report(open_runs(runs, model), out, scores=names(scores), title=title))
+    result(report(open_runs(runs, model), out, scores=names(scores), title=title))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ..errors import InputError
 from .app import command
@@ -11,6 +11,12 @@ from .options import Alpha, ScoreName, check_alpha, key_values, method_option, o
 from .output import note
 from .training import TrainingOptions, calibrate_if_possible
 from .user_data import DataOptions
+
+if TYPE_CHECKING:
+    from ..config import Config
+    from ..data import Benchmark
+
+FEW = 1000  # images
 
 
 @command("train", panel="Train")
@@ -29,23 +35,39 @@ def train_command(
 
     [dim]spcp train                                            # SPCP on the embedded digits
     spcp train -b cifar10 -m logitnorm --rho-norm 0.5
-    spcp train --id photos/ --ood-val none --network resnet18 --size 64
+    spcp train --id photos/ --network timm:resnet18.a1_in1k    # trained already, prepares the images as it expects
     spcp train --id photos/ --model mypackage.models:build[/dim]
     """
     check_alpha(alpha)
     truncated = "" if rho_norm is None or options.method in ("spcp", "fixed") else "-spcp"  # beside the run without
     folder = out or Path("runs") / f"{data.name}-{options.method}{truncated}-{seed}"
-    with data.described_in(folder, options.flip) as benchmark:
+    with data.described_in(folder, options.flip, options.network) as benchmark:
         from ..training import train
 
         config = options.config(data, folder, seed=seed, rho_norm=rho_norm and _number_or_auto(rho_norm))
         note(f"network: {config.network}")
+        _advise(config, benchmark)
         given = rho_norm is not None or "rho_norm" in key_values(options.option)
         if config.truncation.rho_norm and not given:
             note(f"rho_norm: {config.truncation.rho_norm} by default; spcp tune chooses it on validation data")
         run = train(config, folder, benchmark=benchmark)
     note(f"run: {folder}")
     calibrate_if_possible(run, alpha, score)
+
+
+def _advise(config: Config, benchmark: Benchmark | None) -> None:
+    """Say that few photos are better learned from by a network that has seen others."""
+    from ..data import ImageTransform
+    from ..networks import NETWORKS
+
+    if benchmark is None or benchmark.train is None or not isinstance(benchmark.transform, ImageTransform):
+        return
+    few = len(benchmark.train) < FEW and benchmark.transform.channels == 3
+    if few and config.network in NETWORKS and config.start is None:
+        note(
+            f"{len(benchmark.train)} images are few to train {config.network} from scratch; a pretrained network "
+            "learns more from them: --network timm:resnet18.a1_in1k (pip install 'spcp[pretrained]')"
+        )
 
 
 def _number_or_auto(text: str) -> float | str:

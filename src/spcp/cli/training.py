@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..detector import Detector
     from ..runs import Run
 
-NETWORKS = "cnn, resnet18, wideresnet28, densenet100, audio_cnn, mlp, ..."
+NETWORKS = "cnn, resnet18, wideresnet28, audio_cnn, mlp, ...; trained already: timm:NAME, hf:NAME, torchvision:NAME."
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ def tune_command(
     folder = out or Path("runs") / f"{data.name}-{options.method}-tune"
     chosen_seeds = numbers(seeds, "--seeds", int, "0,1,2")
     given: Any = {} if grid is None else {"grid": numbers(grid, "--grid", float, "0.1,0.5,1")}
-    with data.described_in(folder, options.flip) as benchmark:
+    with data.described_in(folder, options.flip, options.network) as benchmark:
         from ..tuning import run_folder, tune
 
         config = options.config(data, folder)

@@ -55,12 +55,13 @@ class DataOptions:
         return str(Path(name).expanduser().resolve()) if name.endswith(".toml") else name
 
     @contextlib.contextmanager
-    def described_in(self, folder: Path, flip: bool = True) -> Iterator[Benchmark | None]:
+    def described_in(self, folder: Path, flip: bool = True, network: str | None = None) -> Iterator[Benchmark | None]:
         """Read a user's data (None: a benchmark by name), and keep its description in the folder if a run follows.
 
-        The data of a run may have been moved, so its description may differ in the paths.
+        The data of a run may have been moved, so its description may differ in the paths. A pretrained network gets its
+        images as it was trained on them.
         """
-        text = self._description(flip)
+        text = self._description(flip, network or "")
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; name a folder (--out)")
         if text is None:
@@ -89,7 +90,7 @@ class DataOptions:
                 path.unlink()
                 folder.rmdir()
 
-    def _description(self, flip: bool) -> str | None:
+    def _description(self, flip: bool, network: str) -> str | None:
         """Return a description of a user's data as TOML, see `spcp.data.read_benchmark`; None for a benchmark."""
         if self.id_ is None:
             given: dict[str, Any] = {"--ood": self.ood, "--near": self.near, "--size": self.size, "--label": self.label}
@@ -109,13 +110,26 @@ class DataOptions:
                 "near": _paths(self.near, "--near"),
                 "val": noise or _paths(ood_val, "--ood-val"),
             },
-            "transform": {"size": self.size, "flip": None if flip else False},
+            "transform": {**self._preprocessing(network), "flip": None if flip else False},
         }
         lines = [f"name = {_toml(self.name)}"]
         for section, values in sections.items():
             entries = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, {})]
             lines += [f"[{section}]", *entries] if entries else []
         return "\n".join(lines) + "\n"
+
+    def _preprocessing(self, network: str) -> dict[str, Any]:
+        """Return the size, and what else a pretrained network wants; another size keeps the share that is cropped."""
+        if ":" not in network:
+            return {"size": self.size}
+        from ..networks import is_pretrained, preprocessing_of
+
+        if not is_pretrained(network):
+            return {"size": self.size}
+        wanted = preprocessing_of(network)
+        if self.size is not None:
+            wanted |= {"crop": self.size, "resize": round(self.size * wanted["resize"] / wanted["crop"])}
+        return wanted
 
 
 def _read(text: str) -> Benchmark:

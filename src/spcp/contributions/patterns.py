@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -88,8 +89,8 @@ def contribution_pattern(model: nn.Module, data: Iterable[Any], classifier: str 
 
     Args:
         model: a classifier; it runs in evaluation mode and returns to the mode it was in.
-        data: batches, as a `DataLoader` gives them: tensors, tuples that begin with one, or dictionaries of the model's
-            keyword arguments.
+        data: batches, as a `DataLoader` gives them: tensors, tuples that begin with one, or dictionaries as Hugging
+            Face's batches are.
         classifier: the dotted name of the last layer, where the search for it fails.
     """
     _, head = find_classifier(model, classifier)
@@ -136,7 +137,7 @@ def explain(model: nn.Module, x: Tensor | Mapping[str, Any], classifier: str | N
 
     Args:
         model: a classifier, plain or with an SPCP head; it runs in evaluation mode and returns to the mode it was in.
-        x: a batch of inputs: a tensor, or a dictionary of the model's keyword arguments.
+        x: a batch of inputs: a tensor, or a dictionary as Hugging Face's batches are (labels are left out).
         classifier: the dotted name of the last layer, where the search for it fails.
     """
     _, head = find_classifier(model, classifier)
@@ -201,7 +202,8 @@ def _features_and_logits(model: nn.Module, x: Tensor | Mapping[str, Any], head: 
         try:
             device = head.weight.device
             if isinstance(x, Mapping):
-                model(**{key: value.to(device) if isinstance(value, Tensor) else value for key, value in x.items()})
+                given = {key: value.to(device) if isinstance(value, Tensor) else value for key, value in x.items()}
+                _call(model, {key: value for key, value in given.items() if key not in ("label", "labels")})
             else:
                 model(x.to(device))
         finally:
@@ -212,6 +214,17 @@ def _features_and_logits(model: nn.Module, x: Tensor | Mapping[str, Any], head: 
     if h.dim() != 2:
         raise ValueError(f"The classifier's features have shape {tuple(h.shape)}; they must be (batch, D).")
     return h, logits
+
+
+def _call(model: nn.Module, arguments: Mapping[str, Any]) -> None:
+    """Run a model on a batch of Hugging Face: by keyword where it takes them so, else on the only input."""
+    taken = inspect.signature(model.forward).parameters.values()
+    if any(p.kind is p.VAR_KEYWORD for p in taken) or arguments.keys() <= {p.name for p in taken}:
+        model(**arguments)
+    elif len(arguments) == 1:
+        model(*arguments.values())
+    else:
+        raise ValueError(f"{type(model).__name__} does not take {', '.join(arguments)}; give batches of its one input.")
 
 
 @contextmanager

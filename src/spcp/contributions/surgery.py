@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 import torch
@@ -58,7 +59,11 @@ def apply_spcp(
             raise ValueError(
                 f"The optimizer does not hold the parameters of {name!r}; build it from this model's parameters."
             )
-    SPCPLinear.convert_(linear, Truncation(rho_norm=rho_norm, total_steps=total_steps, **options))
+    truncation = Truncation(rho_norm=rho_norm, total_steps=total_steps, **options)
+    SPCPLinear.convert_(linear, truncation)
+    config: Any = getattr(model, "config", None)
+    if hasattr(model, "save_pretrained"):  # Hugging Face's: its config tells `networks.from_pretrained` what to do
+        config.spcp = {"classifier": name, "truncation": asdict(truncation)}
     return model
 
 
@@ -69,6 +74,9 @@ def remove_spcp(model: Model) -> Model:
         raise ValueError(f"{type(model).__name__} has no SPCP head to remove.")
     for head in heads:
         head.revert_()
+    config: Any = getattr(model, "config", None)
+    if hasattr(config, "spcp"):
+        del config.spcp
     return model
 
 

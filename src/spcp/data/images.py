@@ -1,7 +1,7 @@
 """How images are prepared: the benchmark's test transform exactly, and its augmentations.
 
-The test transform is `RGB, resize the short side (bilinear, antialiased), centre crop, scale to [0, 1], normalise`. All
-but the last two steps end in bytes, so an image that is prepared once can be kept as bytes with nothing lost.
+The test transform is `RGB, resize the short side (antialiased), centre crop, scale to [0, 1], normalise`. All but the
+last two steps end in bytes, so an image that is prepared once can be kept as bytes with nothing lost.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ class ImageTransform:
     augment: Literal["crop", "resized_crop", "none"] = "crop"
     padding: int = 4  # of "crop"
     flip: bool = True
+    interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
+    squash: bool = False  # resize both sides, whatever the aspect, as some networks of Hugging Face do
 
     def __post_init__(self) -> None:
         for name in ("mean", "std"):
@@ -59,10 +61,19 @@ class ImageTransform:
         if self.augment not in ("crop", "resized_crop", "none"):
             raise DataError(f'augment must be "crop", "resized_crop" or "none", not {self.augment!r}')
 
+        if self.interpolation not in ("nearest", "bilinear", "bicubic", "lanczos"):
+            kinds = '"nearest", "bilinear", "bicubic" or "lanczos"'
+            raise DataError(f"interpolation must be {kinds}, not {self.interpolation!r}")
+
     @property
     def channels(self) -> int:
         """The number of channels, 1 or 3."""
         return len(self.mean)
+
+    @property
+    def resampling(self) -> Any:
+        """Pillow's name of the interpolation."""
+        return getattr(need("PIL.Image", "pillow").Resampling, self.interpolation.upper())
 
 
 def open_image(source: Path | Any) -> Any:
@@ -118,30 +129,28 @@ def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:
     Pillow resizes the rows, rounds, and then the columns. So does this, but for the columns that the crop drops.
     """
     image_module = need("PIL.Image", "pillow")
-    bilinear = image_module.Resampling.BILINEAR
     image = with_channels(image, transform.channels)
+    if transform.squash:
+        image = image.resize((transform.resize, transform.resize), transform.resampling)
     short = min(image.size)
     width, height = (transform.resize if side == short else int(transform.resize * side / short) for side in image.size)
     if width * height > (image_module.MAX_IMAGE_PIXELS or math.inf):
         raise DataError(f"an image of {image.width} x {image.height} pixels would become {width} x {height}; remove it")
     left, top = (round((side - transform.crop) / 2.0) for side in (width, height))
     if width != image.width:
-        image = image.resize((width, image.height), bilinear)
+        image = image.resize((width, image.height), transform.resampling)
     image = image.crop((left, 0, left + transform.crop, image.height))
     if height != image.height:
-        image = image.resize((transform.crop, height), bilinear)
+        image = image.resize((transform.crop, height), transform.resampling)
     return _pixels(image.crop((0, top, transform.crop, top + transform.crop)))
 
 
 def train_pixels(image: Any, transform: ImageTransform, rng: np.random.Generator) -> np.ndarray:
     """Return bytes (crop, crop, C), augmented."""
-    image_module = need("PIL.Image", "pillow")
     if transform.augment == "resized_crop":
         image = with_channels(image, transform.channels)
-        image = image.crop(random_box(image.width, image.height, rng)).resize(
-            (transform.crop, transform.crop), image_module.Resampling.BILINEAR
-        )
-        pixels = _pixels(image)
+        box = random_box(image.width, image.height, rng)
+        pixels = _pixels(image.crop(box).resize((transform.crop, transform.crop), transform.resampling))
     else:
         pixels = eval_pixels(image, transform)
     flip = transform.flip and transform.augment != "none" and rng.random() < 0.5

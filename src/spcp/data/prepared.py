@@ -180,7 +180,8 @@ def _key(data: FileSet, transform: Transform) -> str:
         files.append((path, info.st_size, info.st_mtime_ns, info.st_ctime_ns))
     how: tuple[object, ...] = (transform,)
     if isinstance(transform, ImageTransform):
-        how = (transform.resize, transform.crop, transform.channels, need("PIL", "pillow").__version__)
+        how = (transform.resize, transform.crop, transform.channels, transform.interpolation, transform.squash)
+        how += (need("PIL", "pillow").__version__,)
     return key_of("prepared", str(data.root.resolve()), files, how, "2")
 
 
@@ -196,3 +197,16 @@ def content_key(data: DataSet, transform: Transform, rows: range) -> str | None:
         part = cast("FileSet", take(data, rows))
         return key_of(_key(part, transform), part.y.tolist())
     return None
+
+
+def data_fingerprint(data: DataSet) -> str | None:
+    """Return a digest of the samples and labels of a set, wherever it lies; None for an `ItemSet`, which may change."""
+    if isinstance(data, ItemSet):
+        return None
+    digest = hashlib.sha256(raw(data.y))
+    if isinstance(data, TensorSet):
+        digest.update(raw(data.x))
+    else:
+        for path in data.paths:
+            digest.update(hashlib.sha256((data.root / path).read_bytes()).digest())
+    return digest.hexdigest()[:32]

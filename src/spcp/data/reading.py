@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,17 @@ from .arrays import read_arrays
 from .errors import DataError
 from .files import Split, read_cifar, read_mnist, read_svhn
 from .folders import read_folder, read_places365, read_texture, read_tin
-from .sets import LABEL_NAMES, DataSet, FileSet, ItemSet, TensorSet, on_cpu, sample_and_label, tensor_set
+from .sets import (
+    LABEL_NAMES,
+    DataSet,
+    FileSet,
+    ItemSet,
+    TensorSet,
+    inputs_and_labels,
+    on_cpu,
+    sample_and_label,
+    tensor_set,
+)
 
 _CIFAR_FILES = {"data_batch_1.bin", "test_batch.bin", "train.bin", "test.bin", "data_batch_1", "test_batch"}
 # Files that show that official data has a training and a test half.
@@ -56,11 +66,12 @@ def read(path: str | Path, split: Split = "test", *, label: str | None = None) -
 def as_set(data: Any, name: str = "data") -> DataSet:
     """Make a data set of anything that holds samples.
 
-    A set stays as it is. A tensor or array is unlabelled samples; `(x, y)` of two tensors or arrays, and a
-    `TensorDataset`, are samples and labels: images of bytes (N, H, W), (N, H, W, C) or (N, C, H, W), or floats. A list
-    of tensors, or of (tensor, label) pairs, is stacked where shapes agree. Any object with `len` and integer indexing
-    (a torch Dataset, a Hugging Face dataset, a list of Pillow images) is read item by item: an item is a sample, a
-    `(sample, label, ...)` pair, or a dictionary with an image and a label. A path is read by `spcp.data.read`.
+    A set stays as it is. A tensor or array is unlabelled samples; `(x, y)` of two tensors or arrays, a dictionary of
+    them as in Hugging Face (`pixel_values`, `labels`), and a `TensorDataset` are samples and labels: images as bytes
+    (N, H, W), (N, H, W, C) or (N, C, H, W), or floats. A list of tensors, or of (tensor, label) pairs, is stacked where
+    shapes agree. Any object with `len` and integer indexing (a torch Dataset, a Hugging Face dataset, a list of Pillow
+    images) is read item by item: an item is a sample, a `(sample, label, ...)` pair, or a dictionary with an image and
+    a label. A path is read by `spcp.data.read`.
     """
     if isinstance(data, TensorSet | FileSet | ItemSet):
         return data
@@ -71,13 +82,16 @@ def as_set(data: Any, name: str = "data") -> DataSet:
             "is missing (see the benchmark's notes)" if data is None else "is a whole benchmark; pass one of its sets"
         )
         raise DataError(f"{name}: {what}")
+    if isinstance(data, Mapping):  # a batch of Hugging Face
+        x, y = inputs_and_labels(data, name)
+        data = x if y is None else (x, y)
     if isinstance(data, torch.utils.data.TensorDataset):
         data = data.tensors[:2] if len(data.tensors) > 1 else data.tensors[0]
     if isinstance(data, Tensor | np.ndarray):
         return tensor_set(name, torch.as_tensor(data), None)
     if isinstance(data, tuple) and len(data) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in data):
         return tensor_set(name, torch.as_tensor(data[0]), torch.as_tensor(data[1]))
-    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__") and not isinstance(data, dict)
+    indexed = hasattr(data, "__len__") and hasattr(data, "__getitem__")
     if isinstance(data, torch.utils.data.IterableDataset) or not indexed:
         raise DataError(
             f"{name}: a {type(data).__name__} has no length or no index; give a map-style data set or list(...) of it"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias, TypeVar, cast
@@ -231,7 +231,8 @@ def _planar(x: Tensor) -> Tensor:
 
 # The names of samples and labels in dictionaries and in array files.
 SAMPLE_NAMES = (
-    "image", "audio", "images", "img", "pixel_values", "embedding", "embeddings", "features", "x", "input", "data"
+    "image", "audio", "images", "img", "pixel_values", "input_values", "embedding", "embeddings", "features", "x",
+    "input", "data",
 )  # fmt: skip
 LABEL_NAMES = ("label", "labels", "fine_label", "target", "targets", "y", "class")
 
@@ -239,8 +240,9 @@ LABEL_NAMES = ("label", "labels", "fine_label", "target", "targets", "y", "class
 def sample_and_label(item: Any, where: str) -> tuple[Any, int]:
     """Return the sample and the label of an item: a sample, a pair, or a dictionary."""
     label: Any = OOD
-    if isinstance(item, dict):
-        label = next((item[key] for key in LABEL_NAMES if item.get(key) is not None), OOD)
+    if isinstance(item, Mapping):
+        label = inputs_and_labels(item, where)[1]
+        label = OOD if label is None else label
     elif isinstance(item, tuple | list) and len(item) >= 2:
         label = item[1]
     return _sample(item, where), _label(label, where)
@@ -259,9 +261,18 @@ def _label(label: Any, where: str) -> int:
 
 
 def _sample(item: Any, where: str) -> Any:
-    if isinstance(item, dict):
-        key = next((key for key in SAMPLE_NAMES if key in item), None)
-        if key is None:
-            raise DataError(f"{where}: none of its keys {sorted(item)} is one of {', '.join(SAMPLE_NAMES)}; rename one")
-        return item[key]
+    if isinstance(item, Mapping):
+        return inputs_and_labels(item, where)[0]
     return item[0] if isinstance(item, tuple | list) else item
+
+
+def inputs_and_labels(batch: Mapping[str, Any], where: str) -> tuple[Any, Any]:
+    """Return the inputs of a dictionary, as Hugging Face's batches are, and its labels, or None.
+
+    >>> inputs_and_labels({"pixel_values": "x", "labels": "y"}, "batch")
+    ('x', 'y')
+    """
+    key = next((key for key in SAMPLE_NAMES if key in batch), None)
+    if key is None:
+        raise DataError(f"{where}: none of its keys {sorted(batch)} is one of {', '.join(SAMPLE_NAMES)}; rename one")
+    return batch[key], next((batch[name] for name in LABEL_NAMES if batch.get(name) is not None), None)

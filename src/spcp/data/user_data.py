@@ -102,7 +102,7 @@ def _id_sets(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, Dat
             chosen = _hash_of_each(test) < 0.1
             val = take(test, chosen.nonzero()[:, 0], split=f"{test.split}, a tenth of it")
             return train, val, take(test, (~chosen).nonzero()[:, 0], split=f"{test.split}, without validation")
-    if not isinstance(data, Mapping):
+    if not isinstance(data, Mapping) or "pixel_values" in data:  # a whole set in a batch of Hugging Face
         return split_by_class(as_set(data, "id"))
     if not {"train", "test"} <= set(data) or set(data) - {"train", "val", "test"}:
         raise DataError(f"in-distribution data needs train and test, and may have val; here are {', '.join(data)}")

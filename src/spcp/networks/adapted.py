@@ -37,6 +37,11 @@ class Adapted(Network):
             for key, value in weights.items()
         }
 
+    def original(self, name: str) -> str:
+        """Return the name that a tensor of this network has in the original model."""
+        part, _, rest = name.partition(".")
+        return rest if part == "body" or not self.name else f"{self.name}.{rest}"
+
     def forward_features(self, x: Tensor) -> Tensor:
         """Return what goes into the classifier, (batch, D)."""
         h = _tensor(self.body(x))

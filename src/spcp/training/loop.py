@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import json
 import logging
 import math
 import os
@@ -19,14 +20,14 @@ import torch
 from torch import Tensor, nn
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
 
-from ..config import Config, build_method, build_network
+from ..config import LARGE_SIDE, Config, build_method, build_network
 from ..contributions import SPCPLinear
 from ..data import Benchmark, ImageTransform, ItemSet, Loader, take
 from ..data.sets import labels
 from ..errors import InputError, need
 from ..files import locked
 from ..methods import Method
-from ..networks import Network, adapt
+from ..networks import NETWORKS, Network, adapt, is_pretrained, preprocessing_of
 from ..networks.adapted import agree, logits_of
 from ..progress import progress_bar
 from ..runs import Run, load_weights
@@ -107,9 +108,15 @@ def _train(
         raise InputError(f"{benchmark.name}: has no training data; {' '.join(benchmark.notes)}")
     torch.manual_seed(config.seed)
     inputs = benchmark.inputs()
-    net = build_network(config, inputs, code=config.network) if network is None else adapt(copy.deepcopy(network))
-    if config.start:
-        load_weights(net, Path(config.start).expanduser())
+    fresh = not config.start and not state.resumable
+    if network is None:
+        net = build_network(config, inputs, code=config.network, weights="body" if fresh else "none")
+    else:
+        net = adapt(copy.deepcopy(network))
+    if network is None and not state.resumable:
+        _check_preprocessing(config.network, benchmark)
+    if config.start and not state.resumable:
+        load_weights(net, Path(config.start).expanduser(), new_classifier=True)
 
     share = {"rank": fabric.global_rank, "world_size": fabric.world_size, "device": fabric.device}
     loader = augmented(benchmark, config.augment).loader(
@@ -123,7 +130,7 @@ def _train(
     some, _ = next(
         iter(Loader(first, benchmark.transform, batch_size=64, device=fabric.device, workers=0, cache=False))
     )
-    _check_fit(benchmark, net, network, some.cpu())
+    _check_fit(benchmark, config.network, net, network, some.cpu())
     total = config.epochs * len(loader)
     try:
         trained.prepare(net, total)
@@ -207,7 +214,7 @@ def layout_of(network: nn.Module) -> torch.memory_format:
     return torch.contiguous_format if narrow else torch.channels_last
 
 
-def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x: Tensor) -> None:
+def _check_fit(benchmark: Benchmark, name: str, net: Network, network: nn.Module | None, x: Tensor) -> None:
     """Refuse what would fail late, or train nonsense: labels or outputs that do not fit, a model split wrongly."""
     assert benchmark.train is not None
     num_classes = len(benchmark.class_names)
@@ -222,6 +229,12 @@ def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x:
             f"the network has {net.num_classes} outputs, but {benchmark.name} has {num_classes} classes; build it for "
             "as many"
         )
+    large = f"{name}_224"
+    if network is None and large in NETWORKS and max(x.shape[2:]) > LARGE_SIDE:
+        raise InputError(
+            f"{name}: is for images of 32 pixels, and those of {benchmark.name} have {max(x.shape[2:])}, which would "
+            f"cost many times as much as {large}; choose that network, or a size of at most {LARGE_SIDE} pixels"
+        )
     if network is None or isinstance(network, Network):
         return
     ours, theirs = (logits_of(copy.deepcopy(model).cpu(), x[:2]) for model in (net, network))
@@ -229,6 +242,25 @@ def _check_fit(benchmark: Benchmark, net: Network, network: nn.Module | None, x:
         raise InputError(
             f"{type(network).__name__}: does more after its last layer, so that its output is not the logits; give a "
             "model that ends in an nn.Linear, or name it: train(network=spcp.networks.adapt(model, 'name'))"
+        )
+
+
+def _check_preprocessing(name: str, benchmark: Benchmark) -> None:
+    """Say where images are not prepared as those that a pretrained network was trained on."""
+    transform = benchmark.transform
+    if not is_pretrained(name) or not isinstance(transform, ImageTransform):
+        return
+    wanted = {key: value for key, value in preprocessing_of(name).items() if key not in ("resize", "crop")}
+    same = {key: value for key, value in vars(transform).items() if key in wanted}
+    numbers = [(wanted[key], same[key]) for key in ("mean", "std")]
+    close = all(math.isclose(a, b, abs_tol=1e-3) for pair in numbers for a, b in zip(*pair, strict=False))
+    if not close or any(wanted[key] != same[key] for key in ("interpolation", "squash")):
+        listed = ", ".join(f"{key} = {json.dumps(value)}" for key, value in wanted.items())
+        _log.warning(
+            "%s: expects images with %s; write this into the data's [transform], or give it to "
+            "make_benchmark(transform=...)",
+            name,
+            listed,
         )
 
 

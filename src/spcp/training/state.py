@@ -50,6 +50,11 @@ class TrainingState:
                     "another folder"
                 )
 
+    @property
+    def resumable(self) -> bool:
+        """Whether the folder holds a state to go on from."""
+        return (self.folder / "state.safetensors").exists()
+
     def claim(self, inputs: Inputs) -> None:
         """Write the settings into the folder; data that was moved must still be the same."""
         if self.writes:
@@ -128,7 +133,7 @@ class TrainingState:
     def resume(self, trainee: nn.Module, optimizer: torch.optim.Optimizer, device: torch.device) -> bool:
         """Go back to the last state, if there is one."""
         path = self.folder / "state.safetensors"
-        if not path.exists():
+        if not self.resumable:
             return False
         tensors, notes = files.read_tensors(path, cure="delete it to train from the start")
         try:
