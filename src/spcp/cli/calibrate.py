@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument
 
 from .app import command
-from .options import LATEST, Alpha, Json, Model, Truncate, latest_run, open_runs, option
+from .options import LATEST, Alpha, BadFiles, Json, Model, Truncate, latest_run, open_runs, option
 from .output import note, percent, show
 
 
@@ -24,6 +24,7 @@ def calibrate_command(
     search: Annotated[bool, option("Choose the score's hyperparameters first.", "--search")] = False,
     truncate: Truncate = True,
     model: Model = None,
+    bad: BadFiles = "raise",
     as_json: Json = False,
 ) -> None:
     """Set the score threshold of a run on its validation data, and show the share of each test set that is flagged.
@@ -35,9 +36,9 @@ def calibrate_command(
     from ..calibration import calibrate_run
 
     (opened,) = open_runs([latest_run(run)], model)
-    detector, evaluation = calibrate_run(
-        opened, score, alpha=alpha, delta=delta, by_class=by_class, search=search, truncate=truncate
-    )
+    options: Any = {"alpha": alpha, "delta": delta, "by_class": by_class, "search": search, "truncate": truncate}
+    benchmark = opened.benchmark(bad="skip") if bad == "skip" else None  # else as the run has it
+    detector, evaluation = calibrate_run(opened, score, benchmark=benchmark, **options)
     rows = []
     tests = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/", "shifted/"))]
     for role in ("test", *tests):

@@ -9,7 +9,7 @@ from ..errors import InputError
 from .app import command
 from .options import Alpha, check_alpha, key_values, method_option, option, training_option
 from .output import note
-from .training import TrainingOptions, calibrate_if_possible
+from .training import TrainingOptions, calibrate_if_possible, warn_of_too_few
 from .user_data import DataOptions
 
 
@@ -37,6 +37,7 @@ def train_command(
     with data.described_in(folder, options.flip) as benchmark:
         from ..training import train
 
+        warn_of_too_few(benchmark, alpha)
         config = options.config(data, folder, seed=seed, rho_norm=rho_norm and _number_or_auto(rho_norm))
         note(f"network: {config.network}")
         given = rho_norm is not None or "rho_norm" in key_values(options.option)
