@@ -206,6 +206,21 @@ def test_bad_files_can_be_left_out(photos: Path) -> None:
     assert len(b.far["cars"]) == 4
 
 
+def test_settings_are_not_chosen_on_what_they_are_tested_on(photos: Path) -> None:
+    (photos / "copies" / "deep").mkdir(parents=True)
+    (photos / "copies" / "deep" / "other name.jpg").write_bytes((photos / "cars" / "3.jpg").read_bytes())
+    write_image(photos / "copies" / "new.jpg", (60, 60), seed=300)
+    for val in ("cars", "copies"):
+        with pytest.raises(data.DataError, match=r"ood_val/v and far/cars share .*; choose settings on other OOD data"):
+            data.make_benchmark(photos / "photos", {"cars": photos / "cars"}, ood_val={"v": photos / val}, size=32)
+    (photos / "cars" / "copy.png").write_bytes((photos / "photos" / "cat" / "0.png").read_bytes())
+    with pytest.raises(data.DataError, match=r"far/cars: .*copy.png is both ID and OOD, one of 1 files"):
+        data.make_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32)
+    x = torch.randn(60, 4)
+    with pytest.raises(data.DataError, match="ood_val/v and near/n hold the same samples; choose settings on other"):
+        data.make_benchmark((x, torch.arange(60) % 2), near={"n": x[:9]}, ood_val={"v": x[:9].clone()})
+
+
 def test_large_images_take_imagenets_transform(photos: Path) -> None:
     b = data.make_benchmark(photos / "photos", ood_val="gaussian")
     assert b.transform == data.ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "resized_crop")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
 import math
 import os
 import tomllib
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from .arrays import array_parts, read_arrays
 from .audio import AudioTransform
 from .benchmark import Benchmark
 from .errors import DataError, read_bytes
-from .folders import Bad
+from .folders import Bad, read_folder
 from .images import ImageTransform
 from .noise import channel_statistics, noise
 from .prepared import IN_MEMORY_SIDE, prepare, readable
@@ -28,6 +30,7 @@ from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, labels, on_cpu, 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _GREY = {"mean": (0.449,), "std": (0.226,)}  # ImageNet in grey
 SHARES = (0.8, 0.1, 0.1)  # of training, validation and test data
+COMPARED = 20_000  # files: more are told apart by their paths alone
 
 
 @on_cpu
@@ -82,8 +85,11 @@ def make_benchmark(
         ood_sets["ood_val"] = {f"{noise_kind} noise": _noise(noise_kind, train, transform)}
     ood_val_sets, near_sets, far_sets = (ood_sets[role] for role in ("ood_val", "near", "far"))
     benchmark = Benchmark(name, transform, class_names, train, val, test, ood_val_sets, near_sets, far_sets)
-    _check_kinds(benchmark, noise=noise_kind is not None)
-    return benchmark
+    sets = {role: data for role, data in benchmark.sets().items() if not (noise_kind and role.startswith("ood_val/"))}
+    _check_kinds(sets)
+    _check_shared(sets)
+    notes = [note for data in sets.values() if isinstance(data, FileSet) for note in data.notes]
+    return dataclasses.replace(benchmark, notes=tuple(dict.fromkeys(notes)))
 
 
 def _id_sets(
@@ -213,8 +219,16 @@ def _group(group: Any, role: str, bad: Bad) -> dict[str, DataSet]:
         )
     if "mean" in group:
         raise DataError(f'{role}: a set cannot be called "mean", as the mean over sets is; give it another name')
-    sets = {key: as_ood(dataclasses.replace(as_set(data, key), name=key)) for key, data in group.items()}
-    return {key: _clean(data, bad) for key, data in sets.items()}
+    sets = {key: _without_classes(data, key) for key, data in group.items()}
+    return {key: _clean(as_ood(dataclasses.replace(data, name=key)), bad) for key, data in sets.items()}
+
+
+def _without_classes(data: Any, name: str) -> DataSet:
+    """Return a set; the sub-folders of a folder need not be classes."""
+    path = Path(data).expanduser() if isinstance(data, str | Path) else None
+    if path is not None and path.is_dir() and not official_reader(path) and not part_folders(path):
+        return read_folder(path, label="")
+    return as_set(data, name)
 
 
 def _same_classes(data: DataSet, train: DataSet) -> DataSet:
@@ -263,20 +277,45 @@ def _kind(data: DataSet) -> str:
     return f"floats {tuple(x.shape)}" if x is not None and x.is_floating_point() else "images"
 
 
-def _check_kinds(benchmark: Benchmark, noise: bool) -> None:
-    """Check that all sets hold one kind of data, and that nothing is both ID and OOD."""
-    sets = {role: data for role, data in benchmark.sets().items() if not (noise and role.startswith("ood_val/"))}
+def _check_kinds(sets: Mapping[str, DataSet]) -> None:
+    """Check that all sets hold one kind of data."""
     kinds = {role: _kind(data) for role, data in sets.items()}
     other = next((role for role, kind in kinds.items() if kind != kinds["train"]), None)
     if other:
         raise DataError(f"{other} holds {kinds[other]}, but train holds {kinds['train']}; a benchmark is of one kind")
-    file_sets = {role: data for role, data in sets.items() if isinstance(data, FileSet)}
-    files = {role: {str(data.root.resolve() / path) for path in data.paths} for role, data in file_sets.items()}
-    id_files = {path for role, paths in files.items() if "/" not in role for path in paths}
-    for role, paths in files.items():
-        both = sorted(paths & id_files) if "/" in role else []
+
+
+def _check_shared(sets: Mapping[str, DataSet]) -> None:
+    """Check that nothing is both ID and OOD, and that settings are not chosen on what they are tested on."""
+    files = _files({role: data for role, data in sets.items() if isinstance(data, FileSet)})
+    id_files = {key for role, held in files.items() if "/" not in role for key in held}
+    for role, held in files.items():
+        both = sorted(path for key, path in held.items() if key in id_files) if "/" in role else []
         if both:
             raise DataError(f"{role}: {both[0]} is both ID and OOD, one of {len(both)} files; remove it from one")
+    chosen_on = [role for role in sets if role.startswith("ood_val/")]
+    tested_on = [role for role in sets if role.startswith(("near/", "far/"))]
+    for one, other in itertools.product(chosen_on, tested_on):
+        a, b = sets[one], sets[other]
+        both = sorted(path for key, path in files.get(one, {}).items() if key in files.get(other, {}))
+        if both or (isinstance(a, TensorSet) and isinstance(b, TensorSet) and torch.equal(a.x, b.x)):
+            what = f"share {both[0]}, one of {len(both)} files" if both else "hold the same samples"
+            raise DataError(f"{one} and {other} {what}; choose settings on other OOD data than you test on")
+
+
+def _files(sets: Mapping[str, FileSet]) -> dict[str, dict[str, str]]:
+    """Return the paths of each set by what makes a file the same as another: the contents; of many files, the path."""
+    paths = {role: [str(data.root.resolve() / path) for path in data.paths] for role, data in sets.items()}
+    every = set(itertools.chain.from_iterable(paths.values()))
+    sizes = {path: os.path.getsize(path) if os.path.isfile(path) else 0 for path in every if len(every) <= COMPARED}
+    count = Counter(sizes.values())
+
+    def key(path: str) -> str:
+        size = sizes.get(path, 0)
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if size and count[size] > 1 else path
+
+    keys = {path: key(path) for path in every}
+    return {role: {keys[path]: path for path in listed} for role, listed in paths.items()}
 
 
 def _noise(kind: str, train: DataSet, transform: ImageTransform | AudioTransform | None) -> TensorSet:
