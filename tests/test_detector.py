@@ -397,3 +397,18 @@ def test_a_threshold_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="its score threshold is not finite; check the calibration data"):
         detector.save(tmp_path / "d.safetensors")
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    network = nn.Sequential(nn.Linear(4, 16), norm(16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(100, 4)
+    Detector(network).calibrate(x)
+    assert "the network has random weights" in caplog.text
+    caplog.clear()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    network(x).square().mean().backward()
+    optimizer.step()
+    Detector(network).calibrate(x)
+    Detector(model()).calibrate(x)  # has no normalisation, so nobody can tell
+    assert not caplog.text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,9 +20,10 @@ from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
 from .errors import InputError, check_numbers
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
-from .model import ScoredModel
+from .model import ScoredModel, is_untrained
 from .scores import SCORES, Score, build_score, name_of
 
+_log = logging.getLogger("spcp")
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
 _ABOUT: Mapping[str, Any] = {  # what a file says about a detector, and of which type it is
     **dict.fromkeys(("score", "classifier"), str),
@@ -138,6 +140,8 @@ class Detector(nn.Module):
             delta: if given, the false alarm rate is at most alpha with probability 1 - delta over the draw.
             by_class: set a threshold for each predicted class, so that the guarantee holds within each.
         """
+        if is_untrained(self.model.network):
+            _log.warning("the network has random weights: its normalisation layers are as they were made; load some")
         predictions, scores = self.scores(data)
         if scores.isnan().any():
             raise InputError(

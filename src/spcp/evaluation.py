@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,6 +24,8 @@ from .progress import track
 from .runs import Run
 from .scores import SCORES, Score, build_score
 from .tables import to_csv, to_json, to_latex, to_markdown
+
+_log = logging.getLogger("spcp")
 
 # What is evaluated by default; ODIN is not among them, because it runs the network again.
 DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos"))
@@ -194,6 +198,7 @@ class Evaluation:
         """Return the data of a role, and its transform."""
         sets = self.benchmark.sets()
         if role == NOISE and role not in sets and self.benchmark.val is not None:
+            _tell_of_noise(self.benchmark.name)
             sets[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
         if role not in sets:
             raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(sets)}")
@@ -336,6 +341,15 @@ class Evaluation:
             raise InputError(f"{name} on {group}/{dataset}: {error}") from error
         values = {field.name: getattr(measured, field.name) for field in fields(measured)}
         return Result(name, score.options, group, dataset, accuracy=self.bank("test").accuracy(), **values)
+
+
+@functools.cache  # once
+def _tell_of_noise(name: str) -> None:
+    _log.warning(
+        "%s: has no OOD validation data (--ood-val), so Gaussian noise stands in; what is best on noise need not be so "
+        "on real OOD data",
+        name,
+    )
 
 
 def evaluate(

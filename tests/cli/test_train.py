@@ -133,6 +133,23 @@ def test_bad_files_are_left_out_if_asked_for(run: Spcp, photos: Path, tmp_path: 
     assert run(*tune, "--bad", "skip").code == 0
 
 
+def test_a_network_that_guesses_is_named(
+    run: Spcp, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "is no better than guessing, so scores mean little"
+    assert run("train", "--id", photos / "id", *SMALL, "--no-flip", "-o", tmp_path / "good").code == 0
+    assert said not in caplog.text
+    run("train", "--id", few(tmp_path / "id", 250), *SMALL, "-o", tmp_path / "noise")
+    assert caplog.text.count(said) == 1
+    model = "nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, num_classes))"
+    (tmp_path / "fresh_model.py").write_text(f"from torch import nn\ndef build(num_classes):\n    return {model}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spcp.bank.FeatureBank.accuracy", lambda _: 0.5)
+    run("adopt", "fresh_model:build", "--id", photos / "id", "--size", 16, "-o", tmp_path / "adopted")
+    assert caplog.text.count(said) == 2
+    assert caplog.text.count("the network has random weights: its normalisation layers are as they were made") == 1
+
+
 def test_rho_norm_goes_with_every_method(
     run: Spcp, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

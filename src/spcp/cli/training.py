@@ -81,13 +81,17 @@ def warn_of_too_few(benchmark: Benchmark | None, alpha: float) -> None:
 def calibrate_if_possible(run: Run, alpha: float) -> None:
     """Leave a calibrated detector in the folder of a run, if there is enough validation data."""
     from ..calibration import calibrate_run
+    from ..training import warn_of_guessing
 
     try:
         detector, evaluation = calibrate_run(run, alpha=alpha)
     except InputError as error:
         print(printable(f"spcp: not calibrated: {error}"), file=sys.stderr)
         return
-    note(f"validation accuracy {100 * evaluation.bank('val').accuracy():.1f} %")
+    bank = evaluation.bank("val")
+    note(f"validation accuracy {100 * bank.accuracy():.1f} %")
+    if not run.history:  # it was adopted; training has said it
+        warn_of_guessing(bank.accuracy(), bank.labels)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
     note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")
 
