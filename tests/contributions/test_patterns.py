@@ -131,6 +131,7 @@ def test_the_classifier_must_run_once() -> None:
         explain(Twice(), torch.randn(2, 4))
 
 
+@pytest.mark.filterwarnings("ignore:The SPCP threshold is -:UserWarning")
 def test_a_threshold_that_changes_many_predictions_is_named(caplog: pytest.LogCaptureFixture) -> None:
     torch.manual_seed(0)
     network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 5))
