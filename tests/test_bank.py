@@ -275,6 +275,8 @@ def test_large_inputs_come_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> N
         Largest.largest[0] = 0
         found = detector.fit(given).calibrate(given).detect(given)
         assert Largest.largest == [7]
+        assert len(detector.detect(x[:30]).scores) == 30  # few enough for one pass, were they small
+        assert Largest.largest == [7]
         torch.testing.assert_close(found.scores, expected.scores)
     detector.bank([x])
     assert Largest.largest == [256]  # a caller's batches are as large as he wants them

@@ -30,8 +30,8 @@ from .progress import track
 _log = logging.getLogger("spcp")
 
 SHARD = 8192  # rows
-BATCH = 256  # inputs that are passed through the network at once
-PIECE = 1 << 20  # numbers in the inputs that are passed through a network together: 256 images of 32 pixels, 6 of 224
+BATCH = 256  # inputs that are passed through the network at once,
+PIECE = 1 << 20  # and numbers in them: 256 images of 32 pixels, 6 of 224
 
 
 class Part(NamedTuple):
@@ -154,14 +154,12 @@ class FeatureBank:
 def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and labels (-1 for none) of a tensor, of a pair (inputs, labels), or of batches of either.
 
-    A tensor that holds all inputs comes in pieces of up to `size` inputs, fewer if they are large: a network needs many
-    times the memory of its inputs.
+    A tensor that holds all inputs comes in pieces of up to `size` inputs, fewer if they are large.
     """
     if isinstance(data, np.ndarray):
         data = torch.from_numpy(data)
     if isinstance(data, Tensor) or _is_pair(data):
-        x = data if isinstance(data, Tensor) else data[0]
-        size = max(1, min(size, PIECE // max(1, x[:1].numel())))
+        size = min(size, inputs_at_once(data if isinstance(data, Tensor) else data[0]))
         data = [data]
     for batch in data:
         x, *rest = batch if isinstance(batch, tuple | list) else (batch,)
@@ -175,6 +173,11 @@ def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
         if len(y) != len(x):
             raise InputError(f"a batch has {len(x)} inputs and {len(y)} labels; give one label for each")
         yield from zip(x.split(size), y.split(size), strict=True)
+
+
+def inputs_at_once(x: Tensor) -> int:
+    """Return how many of these inputs are passed through a network at once: a network needs many times their memory."""
+    return max(1, min(BATCH, PIECE // max(1, x[:1].numel())))
 
 
 def _is_pair(data: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from .bank import BATCH, FeatureBank, batches_of, extract
+from .bank import FeatureBank, batches_of, extract, inputs_at_once
 from .conformal import p_values, threshold_rank
 from .contributions import SPCPLinear, Truncation, apply_spcp, find_classifier
 from .errors import InputError, check_numbers
@@ -113,7 +113,8 @@ class Detector(nn.Module):
         """Return the predictions and scores, (N,) each, of inputs (a tensor, or batches) or of a bank."""
         if self.score.needs_inputs:
             return self._scores_of_inputs(data)
-        if isinstance(data, Tensor) and 0 < len(data) <= min(BATCH, self.score.rows):  # passed at once: needs no bank
+        at_once = min(inputs_at_once(data), self.score.rows) if isinstance(data, Tensor) else 0
+        if at_once and 0 < len(data) <= at_once:  # needs no bank
             (h, z, predictions), head = self.model.run(data.to(self.model.device))
             return predictions.cpu(), self.score(h.float(), z.float(), head).cpu()
         bank = self.bank(data)
