@@ -456,7 +456,22 @@ def test_explain_says_which_members_and_features() -> None:
         torch.testing.assert_close(reason.contributions.contributions, h * net[2].weight[reason.prediction])
     far = reasons[-1]
     assert far.is_ood
-    assert "rmds" in far.raised_by()
+    assert "mds" in far.raised_by()
     assert str(far).startswith("OOD, p = ")
     (single,) = Detector(net, "energy").calibrate(x).explain(new[:1])
     assert single.members == {"energy": single.p_value}
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    network = nn.Sequential(nn.Linear(4, 16), norm(16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(100, 4)
+    Detector(network).calibrate(x)
+    assert "the network has random weights" in caplog.text
+    caplog.clear()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    network(x).square().mean().backward()
+    optimizer.step()
+    Detector(network).calibrate(x)
+    Detector(model()).calibrate(x)  # has no normalisation, so nobody can tell
+    assert not caplog.text

@@ -82,8 +82,8 @@ def test_the_data_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
     for i in range(40):
         write_image(tmp_path / "photos" / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)
-    write_image(tmp_path / "cars" / "0.jpg")
-    write_image(tmp_path / "bats" / "0.jpg")
+    write_image(tmp_path / "cars" / "0.jpg", seed=100)
+    write_image(tmp_path / "bats" / "0.jpg", seed=101)
     text = (ROOT / "docs/data.md").read_text()
     names: dict[str, object] = {"spcp": spcp}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
@@ -146,7 +146,7 @@ def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.chdir(tmp_path)
 
 
-GUIDES = ("index", "getting-started", "method", "decide", "own-data", "own-model", "add-score", "add-method", "faq")
+GUIDES = ("index", "getting-started", "method", "decide", "own-model", "add-score", "add-method", "faq")
 
 
 @pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -157,11 +157,6 @@ def test_the_code_of_the_other_pages_runs(name: str) -> None:
 
     if name == "decide":
         calibrate_run(spcp.train(spcp.config_for("digits", "spcp"), "runs/digits-spcp-0"))
-    if name == "own-data":
-        for i in range(160):
-            write_image(Path("photos") / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)
-        for ood in ("cars", "bats"):
-            write_image(Path(ood) / "0.jpg")
     model, x = mlp(), torch.randn(100, 1, 28, 28)
     names = {
         "model": model,
@@ -175,9 +170,43 @@ def test_the_code_of_the_other_pages_runs(name: str) -> None:
     text = (ROOT / f"docs/{name}.md").read_text()
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(code, names)
-    for toml in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
-        Path("birds.toml").write_text(toml)
-        assert spcp.data.load_benchmark("birds.toml").name == "birds"
+
+
+@pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_walk_through_your_own_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run the page from top to bottom on real photos: first as it is written, then with fewer epochs."""
+    from spcp import cli, config
+
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/own-data.md").read_text()
+    names: dict[str, object] = {}
+    said: dict[str, tuple[str, str]] = {}
+    config_for = config.config_for
+    for kind, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if kind == "python":
+            exec(block, names)
+        elif kind == "toml":
+            Path("photos.toml").write_text(block)
+        for line in block.splitlines() if kind == "sh" else []:
+            monkeypatch.setattr(sys, "argv", shlex.split(line))
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            out, err = capsys.readouterr()
+            assert end.value.code == 0, (line, err)
+            said.setdefault(line.split()[1], (out, err))
+            if "--epochs" in line:
+                shorter = lambda *args, **changes: config_for(*args, **changes | {"epochs": 2})  # noqa: E731
+                monkeypatch.setattr(config, "config_for", shorter)
+                monkeypatch.setattr(spcp, "config_for", shorter)
+    shown = re.search(r"```\n(photos: .*?)```", text, re.DOTALL)
+    assert shown is not None
+    assert shown[1] in said["train"][1]
+    assert len(said["detect"][0].splitlines()) == 52
+    assert spcp.Run.open("runs/photos-spcp-0").history[-1]["val_accuracy"] > 0.6  # it has learned something
+    assert {"train", "eval", "calibrate", "detect", "tune"} == set(said)
 
 
 def module(path: str) -> Any:

@@ -27,7 +27,7 @@ def threshold_rank(n: int, alpha: float, delta: float | None = None) -> int:
         raise InputError(
             f"{n} calibration samples are too few for alpha = {alpha:g}"
             + (f" and delta = {delta:g}" if delta else "")
-            + f"; at least {samples_needed(alpha, delta)} are needed"
+            + f"; at least {samples_needed(alpha, delta)} are needed, {samples_needed(alpha, delta) - n} more"
         )
     if delta is None:
         return math.floor(alpha * (n + 1) + 1e-9)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,6 +26,8 @@ from .progress import track
 from .runs import Run
 from .scores import MEMBERS, SCORES, Score, applicable, build_score
 from .tables import to_csv, to_json, to_latex, to_markdown
+
+_log = logging.getLogger("spcp")
 
 # What is evaluated by default; ODIN is not among them, because it runs the network again.
 DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos", "consensus-compact", "consensus-logits"))
@@ -223,6 +227,7 @@ class Evaluation:
                 transform = dataclasses.replace(transform, resize=transform.crop)
             return self._proxies[role], transform
         if role == NOISE and role not in sets and self.benchmark.val is not None:
+            _tell_of_noise(self.benchmark.name)
             sets[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
         if role not in sets:
             raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(sets)}")
@@ -438,6 +443,15 @@ class Evaluation:
             )
             values["detection_rate_interval"] = rate_interval(detected, len(ood_scores))
         return Result(name, score.options, group, dataset, accuracy=self.bank("test").accuracy(), alpha=alpha, **values)
+
+
+@functools.cache  # once
+def _tell_of_noise(name: str) -> None:
+    _log.warning(
+        "%s: has no OOD validation data (--ood-val), so Gaussian noise stands in; what is best on noise need not be so "
+        "on real OOD data",
+        name,
+    )
 
 
 def evaluate(

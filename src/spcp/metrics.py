@@ -268,6 +268,20 @@ def _sample_placements(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, F
     return below / 2 / len(ood_scores), 1 - up_to / 2 / len(id_scores)
 
 
+def is_guessing(accuracy: float, labels: ArrayLike) -> bool:
+    """Return whether an accuracy may be that of guessing the most frequent class, at a level of 5 %.
+
+    >>> is_guessing(0.30, [0, 1, 2, 3, 4] * 5), is_guessing(0.30, [0, 1, 2, 3, 4] * 50)
+    (True, False)
+    """
+    y: Any = np.asarray(labels)
+    y = y[y >= 0]
+    if not len(y):
+        return False
+    chance = float(np.bincount(y).max()) / len(y)
+    return accuracy <= chance + 1.645 * float(np.sqrt(chance * (1 - chance) / len(y)))
+
+
 def mean_and_deviation(values: ArrayLike) -> tuple[float, float]:
     """Return mean and deviation over seeds, as OpenOOD reports them: the deviation divides by n, not n - 1.
 

@@ -302,6 +302,20 @@ def test_odin() -> None:
     assert not result.requires_grad
 
 
+@pytest.mark.parametrize("name", [name for name, (kind, _) in SCORES.items() if kind.fitted_on])
+def test_predicted_classes_stand_in_for_labels(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    head = make_head(False)
+    labelled = make_data(head, M, 1)
+    h, z = labelled.features, labelled.logits
+    fitted = build_score(name).fit(FeatureBank.of(h, z, z.argmax(1)), head)
+    assert not caplog.messages
+    bank = FeatureBank.of(h, z)
+    unlabelled = build_score(name).fit(bank, head)
+    build_score("she").fit(bank, head)  # which asks for two kinds of moments
+    assert torch.equal(unlabelled.scores(bank, head), fitted.scores(bank, head))
+    assert caplog.messages == [f"{M} of {M} samples have no label; their predicted classes stand in"]
+
+
 def test_bad_names_and_options() -> None:
     with pytest.raises(InputError, match=r"there is no score 'enrgy'; choose one of msp, maxlogit"):
         build_score("enrgy")
@@ -319,8 +333,8 @@ def test_bad_names_and_options() -> None:
         build_score("ash", kind="S").scores(make_data(head, 3, 1), head)
     with pytest.raises(InputError, match=r"ViM: dim = 24 leaves nothing of 24 features"):
         scores.ViM(dim=24).fit(make_data(head, M, 1), head)
-    with pytest.raises(InputError, match="have no label"):
-        scores.Mahalanobis().fit(FeatureBank.of(torch.randn(9, D), torch.randn(9, K)), head)
+    with pytest.raises(InputError, match="a label is 99, but the network has"):
+        scores.Mahalanobis().fit(FeatureBank.of(torch.randn(9, D), torch.randn(9, K), torch.full((9,), 99)), head)
     with pytest.raises(InputError, match=r"they must be \(N, D\), \(N, K\), \(N,\) and \(N,\)"):
         FeatureBank.of(torch.randn(9, D), torch.randn(8, K))
 

@@ -7,9 +7,11 @@ cannot be used, with a warning; `bad="raise"` stops at the first.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -19,12 +21,17 @@ import torch
 from ..progress import printable
 from .errors import DataError, read_bytes
 from .files import Split, check_split
+from .images import HEIC
 from .sets import OOD, FileSet, on_cpu
 
 Bad = Literal["raise", "skip"]
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 SOUNDS = {".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif"}
+MEDIA = {  # that cannot be read, and lie beside photographs and sounds
+    *HEIC, ".avif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".mov", ".mp4",
+    ".m4v", ".avi", ".mkv", ".webm", ".m4a", ".aac", ".wma", ".opus",
+}  # fmt: skip
 
 
 @on_cpu
@@ -45,16 +52,18 @@ def read_folder(
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder; check the path")
     files = list(_walk(folder))
-    images = [file for file in files if _suffix(file) in IMAGES]
+    readable = IMAGES | HEIC if importlib.util.find_spec("pillow_heif") else IMAGES
+    images = [file for file in files if _suffix(file) in readable]
     sounds = [file for file in files if _suffix(file) in SOUNDS]
     if kind is None:
         if images and sounds:
             raise DataError(f"{folder}: holds both images and sounds; choose with kind='image' or kind='audio'")
         kind = "audio" if sounds else "image"
     paths = images if kind == "image" else sounds
+    notes = _left_out(folder, sorted(set(files) - set(paths)))
     if not paths:
-        endings = " ".join(sorted(IMAGES if kind == "image" else SOUNDS))
-        raise DataError(f"{folder}: holds no {kind} files ({endings}); check the path")
+        endings = " ".join(sorted(readable if kind == "image" else SOUNDS))
+        raise DataError("; ".join([f"{folder}: holds no {kind} files ({endings})", *notes, "check the path"]))
     if label == "":
         names = [""] * len(paths)
     elif label is None:
@@ -69,12 +78,30 @@ def read_folder(
     extra = next((name for name in names if name not in number), None)
     if extra is not None:
         raise DataError(f"{folder}: the class {extra!r} is none of the {len(class_names)} given; rename or remove it")
+    if label is None and class_names:
+        folders = {entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_system(entry.name)}
+        for name in sorted(folders - set(names)):
+            notes.append(f"{folder / name}: holds no {kind} files, so it is no class; fill or remove it")
+            warnings.warn(notes[-1], stacklevel=3)
     y = torch.tensor([number[name] for name in names])
-    return FileSet(folder.name, folder, tuple(paths), y, class_names, f"all of {folder.name}", kind)
+    return FileSet(folder.name, folder, tuple(paths), y, class_names, f"all of {folder.name}", kind, tuple(notes))
+
+
+def _left_out(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Name by kind what is left out, in at most one note; a warning if there are images, videos or sounds among it."""
+    kinds = Counter(f"*{_suffix(path)}" if _suffix(path) else PurePosixPath(path).name for path in paths)
+    if not kinds:
+        return []
+    listed = [f"{count} {kind}" for kind, count in kinds.most_common(6)] + ["others"] * (len(kinds) > 6)
+    hint = "; pip install 'spcp[heic]' reads HEIC" if any(_suffix(path) in HEIC for path in paths) else ""
+    note = f"{folder}: left out: {', '.join(listed)}{hint}"
+    if any(_suffix(path) in MEDIA for path in paths):
+        warnings.warn(note, stacklevel=4)
+    return [note]
 
 
 def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Yield the paths below a folder, relative to it, in order, but no hidden ones and no links that lead back up."""
+    """Yield the paths below a folder, relative to it, in order; not below hidden ones or links that lead back up."""
     try:
         info = folder.stat()
         here = (info.st_dev, info.st_ino)
@@ -84,16 +111,23 @@ def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = fr
     except OSError as error:
         raise DataError(f"{folder}: {error.strerror}; check the path and its permissions") from error
     for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
+        if is_system(entry.name):
+            yield f"{prefix}{entry.name}"
+        elif entry.is_dir():
             yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", above | {here})
         elif entry.is_file():
             yield f"{prefix}{entry.name}"
 
 
+def is_system(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one that a system leaves behind."""
+    return name.startswith(".") or name in {"__MACOSX", "Thumbs.db", "desktop.ini"}
+
+
 def _suffix(path: str) -> str:
-    return PurePosixPath(path).suffix.lower()
+    """Return the ending, in small letters; none for what a system leaves behind."""
+    name = PurePosixPath(path)
+    return "" if is_system(name.name) else name.suffix.lower()
 
 
 def _matched(pattern: str, path: str, folder: Path) -> str:

@@ -82,7 +82,8 @@ def brief_text(cell: Cell | None) -> str:
         return ""
     digits = 2 if abs(cell.mean) >= 1 else 3
     paper = "" if cell.paper is None else f" ({cell.paper[0]:.2f})"
-    return f"{cell.mean:.{digits}f} ±{cell.std:.{digits}f}{paper}"
+    spread = f"{cell.std:.{digits}f}" if len(cell.by_seed) > 1 else "-"
+    return f"{cell.mean:.{digits}f} ±{spread}{paper}"
 
 
 def gain_text(gain: Gain) -> str:

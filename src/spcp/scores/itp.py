@@ -40,7 +40,7 @@ class ITP(Score):
         mean = entering(moments.mean[: len(W)], head)
         scale = entering(torch.ones_like(mean), head)
         mu = W * mean
-        variance = moments.squares[: len(W)] / (moments.count[: len(W), None] - 1)
+        variance = moments.squares[: len(W)] / (moments.count[: len(W), None] - 1).clamp(min=1)
         sigma = W.abs() * scale * variance.sqrt()
         self.keep = mu > torch.quantile(mu, self.p / 100, dim=1, keepdim=True)
         self.limit = (mu + self.l * sigma).float()
