@@ -23,6 +23,7 @@ from spcp.data import load_benchmark
 from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
+from spcp.experiments.lab import CHOSEN, ON_NOISE
 from spcp.experiments.outcome import Cell, Support, judge
 from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
@@ -57,17 +58,21 @@ def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     made = folder / "smoke" / name
     outcome = Outcome.read((made / "outcome.json").read_text())
     assert {row["row"] for row in shown} == set(outcome.rows)
-    assert all(np.isfinite(float(row["mean"])) for row in shown)
-    assert len(list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))) == len(shown)
+    for row in shown:  # the paper's table: a line a method, a column a measure
+        numbers = [value for key, value in row.items() if key not in ("row", "seeds") and not key.endswith(" paper")]
+        assert numbers
+        assert np.isfinite([float(number) for number in numbers if number]).all()
+    records = list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))
+    assert len(records) == len(outcome.cells)
+    assert not outcome.claims  # nothing is learnt in four steps
     assert outcome.about["command"] == f"spcp reproduce {name} --budget smoke --seeds 1"
     page, text = html.unescape((made / "report.html").read_text()), (made / "report.md").read_text()
     assert outcome.title in page
     assert outcome.title in text
     assert all((made / "figures" / f"{kind}.svg").exists() for kind in EXPERIMENTS[name].figures)
-    papers = [row for row in shown if row["paper_mean"]]
-    assert bool(papers) == bool(EXPERIMENTS[name].tables)
-    for row in papers:
-        assert float(row["difference"]) == pytest.approx(float(row["mean"]) - float(row["paper_mean"]))
+    assert not any(row["paper_mean"] or row["difference"] for row in records)  # digits are no benchmark of the paper's
+    assert any(row["paper_elsewhere_mean"] for row in records) == bool(EXPERIMENTS[name].tables)
+    assert ("the paper's on " in text) == bool(EXPERIMENTS[name].tables)
 
 
 def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +95,8 @@ def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert runs.scored(row, 0) == expected
 
 
-def test_some_rows(folder: Path) -> None:
+def test_some_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUDGETS, "smoke", dataclasses.replace(BUDGETS["smoke"], verdicts=True))
     outcome = reproduce("cifar10", "smoke", folder, only=["Energy", "SPCP"], seeds=1, log=lambda _: None)
     assert outcome.rows == ("Energy", "SPCP")
     assert outcome.about["command"].endswith("--only Energy,SPCP --seeds 1")
@@ -206,35 +212,83 @@ class TestPaper:
 def test_difference_from_the_paper_is_welchs() -> None:
     rng = np.random.default_rng(0)
     ours, theirs = rng.normal(90, 2, 5), rng.normal(92, 1, 3)
-    cell = Cell("SPCP", "far", "AUROC", tuple(ours), (float(theirs.mean()), float(theirs.std())))
+    cell = Cell("SPCP", "far", "AUROC", tuple(ours), tuple(range(5)), (float(theirs.mean()), float(theirs.std())))
     expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
     assert cell.difference == pytest.approx(ours.mean() - theirs.mean())
     assert cell.interval == pytest.approx((expected.low, expected.high))
 
 
+BASE = [80.0, 70.0, 75.0]
+TWO = (("near", "AUROC"), ("far", "AUROC"))
+
+
+def by_seed(values: list[float]) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+def against_base(*gains: list[float]) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
+    """A row "a" that is better than "b" by this much, in one measure after the other."""
+    ours = {
+        measure: by_seed([x + y for x, y in zip(BASE, gain, strict=True)])
+        for measure, gain in zip(TWO, gains, strict=True)
+    }
+    return {"a": ours, "b": dict.fromkeys(TWO, by_seed(BASE))}
+
+
 @pytest.mark.parametrize(
-    ("near", "far", "margin", "support"),
+    ("near", "far", "margin", "support", "tally"),
     [
-        ([5.0, 6.0, 5.5], [4.0, 4.2, 4.1], 0.0, Support.HOLDS),
-        ([5.0, 6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.PARTLY),
-        ([-5.0, -6.0, -5.5], [4.0, -4.2, 4.1], 0.0, Support.FAILS),
-        ([5.0, -6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.UNCLEAR),
-        ([-0.3, -0.4, -0.2], [-0.1, -0.1, -0.2], 1.0, Support.HOLDS),
-        ([-3.0, -3.1, -3.2], [-0.1, -0.1, -0.2], 1.0, Support.PARTLY),
+        ([5.0, 6.0, 5.5], [4.0, 4.2, 4.1], 0.0, Support.HOLDS, "2 better, 0 worse, 0 unclear"),
+        ([5.0, 6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.PARTLY, "1 better, 0 worse, 1 unclear"),
+        ([5.0, 6.0, 5.5], [-4.0, -4.2, -4.1], 0.0, Support.MIXED, "1 better, 1 worse, 0 unclear"),
+        ([-5.0, -6.0, -5.5], [4.0, -4.2, 4.1], 0.0, Support.FAILS, "0 better, 1 worse, 1 unclear"),
+        ([5.0, -6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.UNCLEAR, "0 better, 0 worse, 2 unclear"),
+        ([-0.3, -0.4, -0.2], [-0.1, -0.1, -0.2], 1.0, Support.HOLDS, "2 better, 0 worse, 0 unclear"),
+        ([-3.0, -3.1, -3.2], [-0.1, -0.1, -0.2], 1.0, Support.MIXED, "1 better, 1 worse, 0 unclear"),
     ],
 )
-def test_claims(near: list[float], far: list[float], margin: float, support: Support) -> None:
-    base = [80.0, 70.0, 75.0]
-    better = {
-        (group, "AUROC"): [x + y for x, y in zip(base, gains, strict=True)]
-        for group, gains in (("near", near), ("far", far))
-    }
-    values = {"a": better, "b": {("near", "AUROC"): base, ("far", "AUROC"): base}}
-    assert judge(Claim("a is better", (("a", "b"),), margin=margin), values, {}).support is support
+def test_claims(near: list[float], far: list[float], margin: float, support: Support, tally: str) -> None:
+    result = judge(Claim("a is better", (("a", "b"),), TWO, margin), against_base(near, far), {})
+    assert result.support is support
+    assert result.tally == tally
+
+
+def test_claims_are_corrected_for_the_number_of_comparisons() -> None:
+    """A difference that is clear on its own is not so among others: Holm's correction, over the claim."""
+    gain = [5.0, 6.5, 7.0]  # p = 0.0095
+    clear = stats.ttest_1samp(gain, 0).pvalue
+    assert 0.05 / 8 < clear < 0.05
+    values = against_base(gain, gain)
+    one = judge(Claim("", (("a", "b"),), TWO[:1]), values, {})
+    assert one.support is Support.HOLDS
+    assert one.gains[0].difference.p_value == pytest.approx(clear)
+    values |= {f"b{i}": values["b"] for i in range(7)}
+    eight = judge(Claim("", tuple(("a", other) for other in values if other != "a"), TWO[:1]), values, {})
+    assert eight.tally == "0 better, 0 worse, 8 unclear"
+
+
+def test_a_claim_over_every_set_leaves_out_groups() -> None:
+    columns = ("near", "tin", "svhn", "id")
+    row = {(column, metric): by_seed(BASE) for column in columns for metric in ("AUROC", "FPR95")}
+    result = judge(Claim("", (("a", "b"),), (("every set", "FPR95"),)), {"a": row, "b": row}, {})
+    assert [(gain.column, gain.metric) for gain in result.gains] == [("tin", "FPR95"), ("svhn", "FPR95")]
+
+
+def test_words_that_are_no_test_are_counted() -> None:
+    result = judge(Claim("competitive", (("a", "b"),), TWO, test=False), against_base([5, 6, 5.5], [-5, -6, -5.5]), {})
+    assert result.support is Support.COUNTED
+    assert result.tally == "1 better, 1 worse, 0 unclear"
+
+
+def test_rows_are_compared_over_the_seeds_that_both_have() -> None:
+    ours, theirs = {0: 91.0, 1: 92.0, 2: 93.0}, {1: 81.0, 2: 83.0, 3: 0.0}
+    values = {"a": {TWO[0]: ours}, "b": {TWO[0]: theirs}}
+    (gain,) = judge(Claim("", (("a", "b"),), TWO[:1]), values, {}).gains
+    assert gain.difference.by_seed == (11.0, 10.0)
 
 
 def test_lower_is_better_for_other_metrics() -> None:
-    values = {name: {("near", "FPR95"): [fpr, fpr + 1, fpr]} for name, fpr in (("a", 10.0), ("b", 30.0))}
+    values = {name: {("near", "FPR95"): by_seed([fpr, fpr + 1, fpr])} for name, fpr in (("a", 10.0), ("b", 30.0))}
     (gain,) = judge(Claim("", (("a", "b"),), (("near", "FPR95"),)), values, {("a", "near", "FPR95"): 1.0}).gains
     assert gain.difference.mean == pytest.approx(20)
     assert gain.paper is None  # the paper has no number for the other
@@ -264,7 +318,7 @@ def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:
 def test_rows_have_distinct_names(tmp_path: Path) -> None:
     for budget in BUDGETS.values():
         runs = Lab(budget, tmp_path, seeds=1)
-        runs._chosen = dict.fromkeys(("digits", "cifar10", "tones"), 1.0)
+        runs._chosen = {(benchmark, how): 1.0 for benchmark in ("digits", "cifar10") for how in (CHOSEN, ON_NOISE)}
         runs._benchmarks = dict.fromkeys(("cifar10", "cifar100", "imagenet200"), load_benchmark("digits"))
         for name in EXPERIMENTS:
             names = [label(row) for row in rows_of(name, runs)]

@@ -225,7 +225,8 @@ def test_umap_learns_by_the_size_of_its_scores() -> None:
     weights = dict(network.named_parameters())
     for name, scores in zip(method.names, method.scores, strict=True):
         gradient, held = masked[name].grad, weights[name].detach()
-        assert gradient is not None and scores.grad is not None
+        assert gradient is not None
+        assert scores.grad is not None
         close(scores.grad, slow.umap_score_gradient(gradient.numpy(), held.numpy(), scores.detach().numpy()))
 
 

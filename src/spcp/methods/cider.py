@@ -47,7 +47,7 @@ def dispersion(prototypes: Tensor, tau: float = 0.1) -> Tensor:
 
 
 class CIDER(Method):
-    """`w tau / 0.07 CE(u . p / tau, y) + mean_i log mean_{j != i} exp(p_i . p_j / tau)`; w is `weight`, p the prototypes.
+    """`w tau / 0.07 CE(u . p / tau, y) + mean_i log mean_{j != i} exp(p_i . p_j / tau)`; p are prototypes.
 
     u is a projection D - D - 128 of the features, of length 1; the classifier stays out of it, and the logits are the
     similarities to the prototypes, which start at the means of their classes. SPCP truncates contributions to the

@@ -12,7 +12,6 @@ from ..bank import FeatureBank
 from .base import Score, energy, unit
 from .knn import top_similarities
 
-
 LEAST = 200  # guides: a share of a small training set would leave fewer than k to choose from
 
 

@@ -49,7 +49,7 @@ class VRAP(VRA):
     formula = "logsumexp(W ([h >= a] min(h, c)) + b)"
     cost = "one pass; the head once more; keeps 2 x D numbers; all N training features when it is fitted"
     sweep = {"high": (80.0, 85.0, 90.0, 95.0, 99.0), "low": (50.0, 60.0, 65.0, 70.0)}  # the authors'
-    fitted_on = "train"
+    fitted_on = ("train",)
     limits: Tensor  # (2, D) a and c
 
     def __init__(self, *, high: float = 90.0, low: float = 60.0) -> None:
