@@ -17,13 +17,14 @@ import pytest
 import torch
 from scipy import stats
 
-from spcp import SPCPLinear, Truncation, cli, fit_threshold
+from spcp import SPCPLinear, Truncation, cli, experiments, fit_threshold
 from spcp.config import Config
 from spcp.data import load_benchmark
 from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
+from spcp.experiments.measures import MEASURES
 from spcp.experiments.outcome import Cell, Support, judge
 from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
@@ -120,14 +121,67 @@ def test_invalid_input(options: dict[str, object], words: str, folder: Path) -> 
         reproduce(**({"budget": "smoke", "folder": folder, "log": lambda _: None} | options))  # type: ignore[arg-type]
 
 
-def test_full_is_the_papers_setting(tmp_path: Path) -> None:
+# The paper's section 4.1 and appendix C. rho_norm: the choice for SPCP, and for SPCP on top of LogitNorm.
+PAPER = {
+    "cifar10": {"network": "resnet18", "batch_size": 128, "rho_norm": (3.0, 3.0), "subset": None},
+    "cifar100": {"network": "resnet18", "batch_size": 128, "rho_norm": (0.5, 0.5), "subset": None},
+    "imagenet200": {"network": "resnet18_224", "batch_size": 256, "rho_norm": (0.4, 2.0), "subset": 16},
+}
+SHARED = {"epochs": 100, "lr": 0.1, "min_lr": 1e-6, "momentum": 0.9, "weight_decay": 5e-4, "warmup": 0}
+SHARED |= {"images": None, "augment": "full", "precision": "32-true", "width": None}
+METHODS = {  # what their authors, or OpenOOD, have otherwise; the rest is as above
+    "logitnorm": {},
+    "t2fnorm": {},
+    "vos": {},
+    "mos": {},
+    "snn": {},
+    "cider": {"batch_size": 512, "lr": 0.5, "warmup": 10, "weight_decay": 1e-4},
+    "umap": {"batch_size": 256, "weight_decay": 1e-4},
+}
+OPTIONS = {("cider", "cifar100"): {"momentum": 0.5}, ("snn", "cifar100"): {"share": 0.05}}
+OPTIONS |= {("snn", "imagenet200"): {"share": 0.35}}
+
+
+@pytest.mark.parametrize("benchmark", PAPER)
+def test_full_is_the_papers_setting(benchmark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, expected = Lab(BUDGETS["full"], tmp_path), PAPER[benchmark]
+    assert runs.seeds == (0, 1, 2)
+    assert runs.rho_norm(benchmark) == expected["rho_norm"][0]
+    for seed in runs.seeds:
+        for row, rho_norm in ((Row("Vanilla"), 0.0), (Row("SPCP", "spcp"), expected["rho_norm"][0])):
+            config = runs.config(dataclasses.replace(row, benchmark=benchmark), seed)
+            assert config.seed == seed
+            for name, value in {**SHARED, "network": expected["network"], "batch_size": expected["batch_size"]}.items():
+                assert getattr(config, name) == value, name
+            assert config.truncation.rho_norm == rho_norm
+            if rho_norm:
+                truncation = config.truncation
+                assert (truncation.beta, truncation.subset, truncation.stages) == (0.999, expected["subset"], "both")
+                assert truncation.initial_threshold in (None, 1000)  # None is 1000
+    monkeypatch.setattr(runs, "run", lambda row, seed: Run(tmp_path, Config()))
+    for method, departures in METHODS.items():
+        config = runs.config(Row("", method, benchmark=benchmark), 0)
+        wanted = {**SHARED, "network": expected["network"], "batch_size": expected["batch_size"], **departures}
+        if benchmark == "imagenet200":
+            wanted["warmup"] = round(wanted["warmup"] * 100 / 90)  # OpenOOD's share of its 90 epochs
+        assert {name: getattr(config, name) for name in wanted} == wanted, method
+        assert config.options == OPTIONS.get((method, benchmark), {}), method
+    both = runs.config(Row("", "logitnorm", {"rho_norm": CHOSEN}, benchmark=benchmark), 0)
+    assert both.truncation.rho_norm == expected["rho_norm"][1]
+    assert both.truncation.beta == 0.999
+
+
+def test_full_has_the_papers_networks_and_benchmarks(tmp_path: Path) -> None:
     runs = Lab(BUDGETS["full"], tmp_path)
-    config = runs.config(Row("SPCP", "spcp", benchmark="cifar100"), 2)
-    assert (config.network, config.epochs, config.batch_size, config.seed) == ("resnet18", 100, 128, 2)
-    assert (config.truncation.rho_norm, config.images, config.augment) == (0.5, None, "full")
     backbones = {runs.config(row, 0).network for row in rows_of("backbones", runs)}
     assert backbones == {"resnet18", "wideresnet28", "densenet100"}
     assert {row.benchmark for row in rows_of("itp", runs)} == {"cifar10", "imagenet200"}
+    panels = {(row.benchmark, row.paper_backbone) for row in rows_of("sparse-patterns", runs)}
+    assert len(panels) == 9  # appendix A: three data sets, three networks
+    assert BUDGETS["full"].grid == (0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 5.0)
+    assert BUDGETS["full"].betas == (0.0, 0.9, 0.99, 0.999, 0.9999, 1.0)
+    betas = {row.name: runs.config(row, 0).truncation.beta for row in rows_of("ablation-beta", runs)}
+    assert betas == {f"beta={value:g}": value for value in BUDGETS["full"].betas}
 
 
 def test_the_fixed_threshold_is_the_one_that_spcp_ended_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,6 +229,87 @@ def test_other_weights_are_scored_anew(tmp_path: Path) -> None:
     assert again["rows"] != first["rows"]
     kept.write_text("{")
     assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).scored(row, 0) == again
+
+
+class TestTrainedOnly:
+    """`--trained`: publish what is there."""
+
+    def test_rows_and_seeds_that_are_missing_are_said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(BUDGETS, "smoke", dataclasses.replace(BUDGETS["smoke"], verdicts=True))
+        quiet = {"log": lambda _: None}
+        with pytest.raises(InputError, match="nothing of ablation-rho is trained there yet; leave out --trained"):
+            reproduce("ablation-rho", "smoke", tmp_path, trained_only=True, **quiet)  # type: ignore[arg-type]
+        runs = Lab(BUDGETS["smoke"], tmp_path / "smoke", **quiet)  # type: ignore[arg-type]
+        for seed in (0, 1):
+            runs.run(Row("", benchmark="digits"), seed)
+        runs.run(Row("", "spcp", {"rho_norm": 1.0}, benchmark="digits"), 1)
+        monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained"))
+        outcome = reproduce("ablation-rho", "smoke", tmp_path, trained_only=True, **quiet)  # type: ignore[arg-type]
+        assert outcome.rows == ("rho_norm=0", "rho_norm=1")
+        assert [outcome.seeds(row) for row in outcome.rows] == [(0, 1), (1,)]
+        assert outcome.about["missing"] == "Not trained yet: rho_norm=0.3."
+        assert outcome.about["grid"] == (1.0,)
+        assert outcome.about["command"].endswith("--trained")
+        gain = outcome.claims[0].gains[0]
+        assert (gain.row, gain.other, len(gain.difference.by_seed)) == ("rho_norm=1", "rho_norm=0", 1)
+        text = (tmp_path / "smoke/ablation-rho/report.md").read_text()
+        assert "| rho_norm=1 (1 of 2 seeds) |" in text
+        assert "Not trained yet: rho_norm=0.3." in text
+        assert Outcome.read((tmp_path / "smoke/ablation-rho/outcome.json").read_text()).cells[-1].seeds == (1,)
+
+    def test_a_run_that_is_not_done_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        row, train = Row("", benchmark="digits"), lab.train
+        with monkeypatch.context() as patched:
+            patched.setattr(lab, "train", lambda *args, **kwargs: train(*args, **kwargs, until=1))
+            Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).run(row, 0)
+        assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True).seeds_of(row) == ()
+
+    def test_rho_norm_is_chosen_over_the_seeds_that_all_values_have(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs = Lab(BUDGETS["smoke"], tmp_path, seeds=3, trained_only=True, log=lambda _: None)
+        there = {0.3: (0, 1, 2), 1.0: (1,)}
+        areas = {(0.3, 0): 0.9, (0.3, 1): 0.5, (0.3, 2): 0.9, (1.0, 1): 0.6}
+        monkeypatch.setattr(runs, "seeds_of", lambda row: there[row.settings["rho_norm"]])
+        monkeypatch.setattr(runs, "validation", lambda row, seed, how: areas[row.settings["rho_norm"], seed])
+        assert runs.rho_norm("digits") == 1.0
+
+    def test_what_needs_a_run_that_is_missing_is_missing(self, tmp_path: Path) -> None:
+        runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True)
+        for row in (Row("", "umap"), Row("", "fixed"), Row("", "spcp"), Row("", "logitnorm", {"rho_norm": CHOSEN})):
+            assert runs.seeds_of(dataclasses.replace(row, benchmark="digits")) == ()
+
+
+def test_the_papers_figure_stands_beside_ours_only_on_its_benchmark() -> None:
+    values = {"SPCP": {("far", "AUROC"): {0: 90.0}}}
+    for benchmark, beside in (("cifar10", True), ("digits", False)):
+        found = experiments._published(EXPERIMENTS["itp"], [Row("SPCP", "spcp", benchmark=benchmark)], values)
+        assert [bool(figures) for figures in found] == [beside, not beside]
+
+
+def test_scores_that_use_the_head_again_have_a_row_for_each_head(tmp_path: Path) -> None:
+    rows = {row.name: row for row in rows_of("compatibility", Lab(BUDGETS["smoke"], tmp_path))}
+    for name in ("ASH", "GradNorm", "ReAct", "SCALE", "DICE"):
+        assert (rows[f"{name}+SPCP"].head, rows[f"{name}+SPCP (plain head)"].head) == ("trained", "plain")
+        assert rows[f"{name}+SPCP (plain head)"].paper == f"{name}+SPCP"
+
+
+def test_logitnorm_that_did_not_learn_is_not_compared() -> None:
+    rows = [Row("Vanilla"), Row("LogitNorm", "logitnorm"), Row("LogitNorm+SPCP", "logitnorm", {"rho_norm": 1.0})]
+    accuracy = {"Vanilla": 90.0, "LogitNorm": 88.5, "LogitNorm+SPCP": 50.0}
+    measured = {name: {("id", "ACC"): {0: value, 1: value}} for name, value in accuracy.items()}
+    assert experiments._unlearnt(rows, measured) == {"LogitNorm+SPCP": 50.0}
+    told = experiments._notes(EXPERIMENTS["l2"], rows, measured, [], elsewhere=False)["note"]
+    assert told == "Not compared, because more than 2 points of accuracy are missing: LogitNorm+SPCP 50.0 %."
+
+
+def test_patterns_are_measured_before_truncation(folder: Path) -> None:
+    """Cutting what dominates would make any network look denser."""
+    runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
+    rows = [Row("SPCP", "spcp", benchmark="digits"), Row("plain head", "spcp", head="plain", benchmark="digits")]
+    values = MEASURES["sparsity"](runs, rows)
+    for metric in ("top 1 %", "top 10 %", "participation ratio"):
+        assert values["SPCP"]["contributions", metric] == values["plain head"]["contributions", metric]
 
 
 def test_a_row_that_needs_no_rho_norm_trains_no_grid(tmp_path: Path) -> None:
