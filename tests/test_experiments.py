@@ -21,7 +21,7 @@ from spcp import SPCPLinear, Truncation, cli, experiments, fit_threshold
 from spcp.config import Config
 from spcp.data import load_benchmark
 from spcp.errors import InputError
-from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
+from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, judged, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
 from spcp.experiments.measures import MEASURES
@@ -295,12 +295,13 @@ def test_scores_that_use_the_head_again_have_a_row_for_each_head(tmp_path: Path)
 
 
 def test_logitnorm_that_did_not_learn_is_not_compared() -> None:
-    rows = [Row("Vanilla"), Row("LogitNorm", "logitnorm"), Row("LogitNorm+SPCP", "logitnorm", {"rho_norm": 1.0})]
-    accuracy = {"Vanilla": 90.0, "LogitNorm": 88.5, "LogitNorm+SPCP": 50.0}
-    measured = {name: {("id", "ACC"): {0: value, 1: value}} for name, value in accuracy.items()}
-    assert experiments._unlearnt(rows, measured) == {"LogitNorm+SPCP": 50.0}
-    told = experiments._notes(EXPERIMENTS["l2"], rows, measured, [], elsewhere=False)["note"]
-    assert told == "Not compared, because more than 2 points of accuracy are missing: LogitNorm+SPCP 50.0 %."
+    accuracy = {"Energy": 90.0, "LogitNorm": 88.5, "LogitNorm+SPCP": 50.0, "Energy+SPCP": 50.0}
+    cells = [Cell(row, "id", "ACC", (value, value), (0, 1)) for row, value in accuracy.items()]
+    cells += [Cell(row, "far", "AUROC", (i, i + 1.0), (0, 1)) for i, row in enumerate(accuracy)]
+    outcome = judged(Outcome("compatibility", "", "small", {}, tuple(cells), ()))
+    assert [claim.text for claim in outcome.claims] == ["Energy detects better with SPCP"]
+    told = "Not compared, because more than 2 points of accuracy are missing: LogitNorm+SPCP 50.0 %."
+    assert outcome.about["unlearnt"] == told
 
 
 def test_patterns_are_measured_before_truncation(folder: Path) -> None:

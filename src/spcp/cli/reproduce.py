@@ -41,7 +41,7 @@ def reproduce_command(
         return
     outcome = reproduce(name, budget, out, only=names(only), seeds=seeds, root=root, trained_only=trained, log=note)
     show(outcome.records() if as_json else page.records(outcome), as_json, outcome.title, page.for_people)
-    for key in ("note", "missing"):
+    for key in ("note", "missing", "unlearnt"):
         if key in outcome.about:
             note(outcome.about[key])
     for claim in outcome.claims:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import datetime
 import shlex
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from .catalogue import claims_of, label, rows_of
 from .findings import FINDINGS
 from .lab import Lab as Lab
 from .lab import Row as Row
+from .lab import UntrainedError
 from .measures import MEASURES, Values
 from .outcome import Cell, judge
 from .outcome import Outcome as Outcome
@@ -76,6 +78,9 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
     experiment = EXPERIMENTS[name]
     rows, missing = _trained(name, lab, rows_of(name, lab, only))
     measured = MEASURES[experiment.measure](lab, rows)
+    if callable(experiment.claims) and lab.budget.verdicts:  # they are about the value chosen
+        with contextlib.suppress(UntrainedError):
+            lab.rho_norm(rows[0].benchmark)
     theirs, elsewhere = _published(experiment, rows, measured)
     cells = tuple(
         Cell(row, *measure, tuple(by_seed.values()), tuple(by_seed), theirs.get(key), elsewhere.get(key))
@@ -83,14 +88,36 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
         for measure, by_seed in measured[row].items()
         for key in [(row, *measure)]
     )
-    means = {key: figure.mean for key, figure in (elsewhere | theirs).items()}
-    learnt = {row: values for row, values in measured.items() if row not in _unlearnt(rows, measured)}
-    claims = [judge(claim, learnt, means) for claim in claims_of(name, lab, rows)]
     findings = FINDINGS[name](measured) if name in FINDINGS and only is None and not missing else ()
-    about = {**_about(name, budget, lab, rows, only), **_notes(experiment, rows, measured, missing, bool(elsewhere))}
-    return Outcome(
-        name, experiment.title, budget, about, cells, tuple(claim for claim in claims if claim.gains), findings
+    about = {**_about(name, budget, lab, rows, only), **_notes(experiment, rows, missing, bool(elsewhere))}
+    return judged(Outcome(name, experiment.title, budget, about, cells, (), findings))
+
+
+def judged(outcome: Outcome) -> Outcome:
+    """Judge the paper's claims by the numbers of an outcome; those about rows that are not there are left out."""
+    facts, learnt = outcome.about, dict(outcome.values)
+    unlearnt = _unlearnt(outcome)
+    if unlearnt:
+        listed = ", ".join(f"{row} {learnt.pop(row) and accuracy:.1f} %" for row, accuracy in unlearnt.items())
+        told = f"Not compared, because more than {POINTS:g} points of accuracy are missing: {listed}."
+        facts = {**facts, "unlearnt": told}
+    theirs = {(cell.row, cell.column, cell.metric): cell.paper or cell.elsewhere for cell in outcome.cells}
+    means = {key: figure[0] for key, figure in theirs.items() if figure}
+    claims = claims_of(
+        outcome.name, BUDGETS[outcome.budget], facts.get("rho_norm", 0.0), facts.get("settings") or ("",)
     )
+    results = (judge(claim, learnt, means) for claim in claims)
+    return dataclasses.replace(outcome, about=facts, claims=tuple(result for result in results if result.gains))
+
+
+POINTS = 2.0  # of accuracy that LogitNorm may lose to plain training and still count as trained
+
+
+def _unlearnt(outcome: Outcome) -> dict[str, float]:
+    """Return the rows of LogitNorm, which learns slowly, that did not come close to plain accuracy; with theirs."""
+    accuracy = {cell.row: cell.mean for cell in outcome.cells if (cell.column, cell.metric) == ("id", "ACC")}
+    plain = max((accuracy[row] for row in ("Energy", "Vanilla") if row in accuracy), default=0.0)
+    return {row: share for row, share in accuracy.items() if "LogitNorm" in row and share < plain - POINTS}
 
 
 def _trained(name: str, lab: Lab, rows: list[Row]) -> tuple[list[Row], list[str]]:
@@ -126,31 +153,9 @@ def _paper_benchmark(experiment: Experiment, row: Row) -> str:
     return row.benchmark if row.benchmark in benchmarks else benchmarks[0]
 
 
-POINTS = 2.0  # of accuracy that LogitNorm may lose to plain training and still count as trained
-
-
-def _unlearnt(rows: list[Row], measured: Values) -> dict[str, float]:
-    """Return the rows of LogitNorm, which learns slowly, that did not come close to plain accuracy; with theirs."""
-    accuracy = {
-        label(row): statistics.fmean(measured[label(row)]["id", "ACC"].values())
-        for row in rows
-        if ("id", "ACC") in measured[label(row)]
-    }
-    plain = max((accuracy[label(row)] for row in rows if row.method == "plain" and label(row) in accuracy), default=0.0)
-    slow = (label(row) for row in rows if row.method == "logitnorm")
-    return {name: accuracy[name] for name in slow if name in accuracy and accuracy[name] < plain - POINTS}
-
-
-def _notes(
-    experiment: Experiment, rows: list[Row], measured: Values, missing: list[str], elsewhere: bool
-) -> Mapping[str, str]:
-    """Say what a reader has to know: where the paper's numbers come from, what is missing, what did not learn."""
-    notes = [experiment.note] if experiment.note else []
-    unlearnt = _unlearnt(rows, measured)
-    if unlearnt:
-        listed = ", ".join(f"{name} {accuracy:.1f} %" for name, accuracy in unlearnt.items())
-        notes.append(f"Not compared, because more than {POINTS:g} points of accuracy are missing: {listed}.")
-    told = {"note": " ".join(notes)} if notes else {}
+def _notes(experiment: Experiment, rows: list[Row], missing: list[str], elsewhere: bool) -> Mapping[str, str]:
+    """Say what a reader has to know: what is special, what is missing, where the paper's numbers come from."""
+    told = {"note": experiment.note} if experiment.note else {}
     if missing:
         told["missing"] = f"Not trained yet: {', '.join(missing)}."
     if elsewhere:
@@ -168,6 +173,7 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
     command += ["--trained"] if lab.trained_only else []
     size = lab.benchmark(rows[0].benchmark).fewer(config.images).train
     loss = lab.final_loss(next((row for row in rows if row.method == "plain"), None))
+    settings = list(dict.fromkeys(row.setting for row in rows))
     shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
     return {
         "command": shlex.join(command),
@@ -177,6 +183,7 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
         **({} if rho_norm is None else {"rho_norm": rho_norm}),
         **({"grid": lab.grid[rows[0].benchmark]} if rows[0].benchmark in lab.grid else {}),
         **({} if loss is None else {"training loss of the plain network": loss}),
+        **({"settings": settings} if settings != [""] else {}),
         "seeds": len(lab.seeds) if not lab.trained_only else max(len(lab.seeds_of(row)) for row in rows),
         "machine": machine(),
         "date": datetime.date.today().isoformat(),

@@ -37,7 +37,7 @@ class Experiment:
     rows: Sequence[Row] | Callable[[Lab, str], Sequence[Row]]  # that may depend on the budget and the benchmark
     benchmarks: tuple[str, ...]  # the paper's
     tables: tuple[str, ...] = ()  # that hold it in paper.csv
-    claims: Sequence[Claim] | Callable[[Lab], Sequence[Claim]] = ()  # those about rows that are not there are left out
+    claims: Sequence[Claim] | Callable[[Budget, float], Sequence[Claim]] = ()  # may depend on the rho_norm chosen
     measure: str = "detection"  # see `measures`
     figures: tuple[str, ...] = ()  # see `drawing`
     note: str = ""
@@ -194,9 +194,8 @@ STAGE_CLAIMS = (
 )
 
 
-def _rho_claims(lab: Lab) -> list[Claim]:
-    (benchmark,) = benchmarks_of("ablation-rho", lab.budget)
-    best, most = (f"rho_norm={value:g}" for value in (lab.rho_norm(benchmark), max(lab.budget.grid)))
+def _rho_claims(budget: Budget, rho_norm: float) -> list[Claim]:
+    best, most = (f"rho_norm={value:g}" for value in (rho_norm, max(budget.grid)))
     claims = [
         _beats("A suitable rho_norm (chosen on validation data) is better than none", best, "rho_norm=0"),
         _beats("A suitable rho_norm preserves the accuracy, within a point", best, "rho_norm=0", **POINT),
@@ -230,16 +229,16 @@ COMPATIBILITY_CLAIMS = (
 )
 
 
-def _backbone_claims(lab: Lab) -> list[Claim]:
-    pairs = tuple((f"{name} SPCP", f"{name} Vanilla") for name, _ in lab.budget.backbones.values())
+def _backbone_claims(budget: Budget, rho_norm: float) -> list[Claim]:
+    pairs = tuple((f"{name} SPCP", f"{name} Vanilla") for name, _ in budget.backbones.values())
     return [
         Claim("SPCP detects better than plain training, whatever the network", pairs),
         Claim("SPCP preserves the accuracy of every network, within a point", pairs, ACCURACY, 1.0),
     ]
 
 
-def _pattern_claims(lab: Lab) -> list[Claim]:
-    pairs = tuple((f"{name} SPCP", f"{name} Vanilla") for name, _ in lab.budget.backbones.values())
+def _pattern_claims(budget: Budget, rho_norm: float) -> list[Claim]:
+    pairs = tuple((f"{name} SPCP", f"{name} Vanilla") for name, _ in budget.backbones.values())
     measures = (("contributions", "top 1 %"), ("contributions", "participation ratio"))
     return [Claim("With SPCP predictions rest on more weights", pairs, measures)]
 
@@ -428,12 +427,12 @@ def rows_of(name: str, lab: Lab, only: Sequence[str] | None = None) -> list[Row]
     return [row for row in rows if label(row) in only or row.backbone in only]
 
 
-def claims_of(name: str, lab: Lab, rows: Sequence[Row]) -> list[Claim]:
+def claims_of(name: str, budget: Budget, rho_norm: float, settings: Sequence[str]) -> list[Claim]:
     """List the claims of an experiment, for each setting that its rows are in; none where nothing is learnt."""
-    listed = EXPERIMENTS[name].claims if lab.budget.verdicts else ()
+    listed = EXPERIMENTS[name].claims if budget.verdicts else ()
     claims = []
-    for setting in dict.fromkeys(row.setting for row in rows):
-        for claim in listed(lab) if callable(listed) else listed:
+    for setting in settings:
+        for claim in listed(budget, rho_norm) if callable(listed) else listed:
             pairs = tuple((f"{setting} {a}".strip(), f"{setting} {b}".strip()) for a, b in claim.pairs)
             text = f"{setting}: {claim.text}" if setting else claim.text
             claims.append(dataclasses.replace(claim, text=text, pairs=pairs))

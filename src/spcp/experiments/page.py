@@ -127,7 +127,7 @@ def about(outcome: Outcome) -> str:
     return (
         f"`{facts['command']}`: {facts['data']}, {facts['images']} training samples, {network}, {facts['epochs']} "
         f"epochs{loss}{rho_norm}; {facts['seeds']} seeds; {facts['machine']}{precision}; {facts['date']}; "
-        f"{facts['versions']}." + (f" {facts['missing']}" if "missing" in facts else "")
+        f"{facts['versions']}." + ("".join(f" {facts[key]}" for key in ("missing", "unlearnt") if key in facts))
     )
 
 
