@@ -12,16 +12,19 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from spcp.config import config_for
-from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing
+from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged
+from spcp.experiments.catalogue import BOTH_HEADS, PLAIN_HEAD
 from spcp.experiments.outcome import Cell, ClaimResult
-from spcp.experiments.page import context, row_text
+from spcp.experiments.page import context, number_text
 from spcp.report.figures import INK, as_svg
 from spcp.report.page import render
 
 DOCS = Path(__file__).parent
+ROOT = DOCS.parent
 KEPT = DOCS / "results"
 SETTINGS = {"small": "Digits", "cpu": "CIFAR-10"}
 SAME = ("cifar100", "imagenet200", "hyperparameters")  # the runs of other names, in these settings
+MARKS = ("<!-- results, by docs/results.py -->", "<!-- end of results -->")  # in the README
 NOTE = "<!-- Written by docs/results.py: edit that. -->"
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
@@ -31,7 +34,7 @@ def main() -> None:
     if len(sys.argv) > 1:
         take_over(Path(sys.argv[1]))
     for name, text in pages().items():
-        (DOCS / name).write_text(text)
+        (ROOT / name).write_text(text)
 
 
 def take_over(folder: Path) -> None:
@@ -68,14 +71,14 @@ def _for_both_schemes(svg: str) -> str:
 def _current(outcome: Outcome) -> bool:
     """Tell whether an outcome is of the network that its budget has now."""
     facts = outcome.about
-    settings = {key: value for key, value in BUDGETS[outcome.budget].settings.get(facts["data"], {}).items()}
+    settings = BUDGETS[outcome.budget].settings.get(facts["data"], {})
     return bool(config_for(facts["data"], **settings).network == facts["network"])
 
 
 def outcomes() -> Kept:
     """Read the outcomes that are kept, by setting and name."""
     kept = {
-        budget: {path.stem: Outcome.read(path.read_text()) for path in sorted((KEPT / budget).glob("*.json"))}
+        budget: {path.stem: judged(Outcome.read(path.read_text())) for path in sorted((KEPT / budget).glob("*.json"))}
         for budget in SETTINGS
     }
     return {
@@ -88,16 +91,16 @@ HEAD = """# Results
 
 {note}
 
-Does SPCP do what its paper says? Measured on real data on one machine without a GPU, in two settings. Every number comes
-from `spcp reproduce` ([how](reproduce.md)); all of them, by seed and by set, are in `docs/results/`, and
-[table by table](results-tables.md) with intervals, machine and date. The paper's own setting, 100 epochs of ResNet-18 on a
-GPU, has not been run: what follows is evidence about the method, not about the paper's numbers.
+Does SPCP do what its paper says? Measured on real data on one machine without a GPU, in two settings. Every number
+comes from `spcp reproduce` ([how](reproduce.md)); all of them, by seed and by set, are in `docs/results/`, and
+[table by table](results-tables.md) with intervals, machine and date. The paper's own setting, 100 epochs of ResNet-18
+on a GPU, has not been run: what follows is evidence about the method, not about the paper's numbers.
 
 {settings}
 
 ## In short
 
-AUROC and FPR95 of the energy score in percent, plain training → SPCP; mean ± deviation over seeds.
+The energy score, in percent; mean ± deviation over seeds.
 
 {short}
 
@@ -105,12 +108,13 @@ AUROC and FPR95 of the energy score in percent, plain training → SPCP; mean ±
 
 ## Claim by claim
 
-What the paper claims, all of it and nothing else. Networks with the same seed are compared. Each comparison (near and far
-sets, AUROC and FPR95, unless the claim says otherwise) is better, worse or unclear: its 95 % interval over seeds (Student's t)
-has to leave out 0, and its p-value has to pass Holm's correction for all comparisons of the claim. Where a claim names a bound
-("within a point"), which is ours, the interval has to lie above minus that. A claim **holds** if all comparisons are better and
-**holds in part** if some are and none is worse; it is **mixed** if some are better and some are worse, **does not hold** if
-some are worse and none is better, and **unclear** otherwise. In brackets: how many are better, worse and unclear.
+What the paper claims, all of it and nothing else. Networks with the same seed are compared. Each comparison (near and
+far sets, AUROC and FPR95, unless the claim says otherwise) is better, worse or unclear: its 95 % interval over seeds
+(Student's t) has to leave out 0, and its p-value has to pass Holm's correction for all comparisons of the claim. Where
+a claim names a bound ("within a point"), which is ours, the interval has to lie above minus that. A claim **holds** if
+all comparisons are better, and **holds in part** if some are and none is worse; it is **mixed** if some are better and
+some are worse, **does not hold** if some are worse and none is better, and is **unclear** otherwise. In brackets: how
+many are better / worse / unclear.
 
 """
 
@@ -128,24 +132,37 @@ def pages() -> dict[str, str]:
     ]
     lines += [*_claims(kept, ours=False), "Claims of ours, about what we added:", "", *_claims(kept, ours=True)]
     lines += ["## What to make of it", "", *_remarks(kept), "", UNTESTED, FULL]
-    tables = ["# Results, table by table", "", NOTE, ""]
-    tables += [
-        "[The page of results](results.md) sums these up and says how claims are judged. AUROC is that of the energy"
+    tables = [
+        "# Results, table by table",
+        "",
+        NOTE,
+        "",
+        "[The page of results](results.md) sums these up and says how claims are judged. AUROC is that of the energy "
+        "score unless a row names another; FPR95 follows OpenOOD. Mean ± deviation over seeds; in brackets the paper's "
+        "mean, where the benchmark is the same.",
+        "",
     ]
-    tables += ["score unless a row names another; FPR95 follows OpenOOD. Mean ± deviation over seeds.", ""]
     for budget, title in SETTINGS.items():
         tables += [f"## {title}", ""] if kept[budget] else []
         tables += [_section(budget, outcome) for name, outcome in kept[budget].items() if name not in SAME]
     return {
-        name: "\n".join(text).rstrip() + "\n" for name, text in (("results.md", lines), ("results-tables.md", tables))
+        "docs/results.md": "\n".join(lines).rstrip() + "\n",
+        "docs/results-tables.md": "\n".join(tables).rstrip() + "\n",
+        "README.md": _between(MARKS, "\n".join(["", *_short(kept), ""]), (ROOT / "README.md").read_text()),
     }
 
 
-UNTESTED = """Not tested here, for want of data sets or time: that data sets with fewer classes want a larger `rho_norm` (the
-paper's 3, 0.5 and 0.4 for 10, 100 and 200 classes), CIFAR-100 and ImageNet-200 as ID data, and whatever says "not run" above.
+def _between(marks: tuple[str, str], text: str, page: str) -> str:
+    """Replace what stands between two marks of a page."""
+    before, _, rest = page.partition(marks[0])
+    return before + marks[0] + text + marks[1] + rest.partition(marks[1])[2]
+
+
+UNTESTED = """Not tested here: that data sets with fewer classes want a larger `rho_norm` (the paper's 3, 0.5 and 0.4
+for 10, 100 and 200 classes), CIFAR-100 and ImageNet-200 as ID data, and whatever is "not run" above.
 """
 
-FULL = """## Where `--budget full` is not the paper's setting to the letter
+FULL = """## Where the budget full departs from the paper
 
 - ImageNet-200 is trained for the 100 epochs of the paper's text; its released scripts have 90.
 - The last weights are evaluated; the released evaluator takes the best ones on validation data.
@@ -162,30 +179,33 @@ def _arms(rho: Outcome) -> dict[str, str]:
     """Name the rows of the summary: plain training, what the paper's rule chose, and the most truncation."""
     chosen = f"rho_norm={rho.about['rho_norm']:g}" if "rho_norm" in rho.about else ""
     values = [row for row in rho.rows if row != "rho_norm=0"]
-    arms = {"rho_norm=0": "plain", chosen: f"SPCP, {chosen} (chosen)", "rho_norm=3": "SPCP, rho_norm=3 (the paper's)"}
-    return {row: row_text(rho, row).replace(row, name) for row, name in arms.items() if row in ("rho_norm=0", *values)}
+    arms = {"rho_norm=0": "plain", chosen: f"SPCP, {chosen} (chosen)"}
+    arms.setdefault("rho_norm=3", "SPCP, rho_norm=3 (the paper's for CIFAR-10)")
+    return {row: name for row, name in arms.items() if row in ("rho_norm=0", *values)}
 
 
 def _settings(kept: Kept) -> Iterator[str]:
     data = {
         "small": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
-        "noise (far). Plain energy is upside down there on far sets, so that any clipping repairs it",
+        "noise (far). Plain energy is upside down there on far sets, which any truncation repairs",
         "cpu": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), with OpenOOD's "
         "lists; Places365 is missing, and Textures, SVHN and MNIST are not complete",
     }
     for budget, title in SETTINGS.items():
         if "ablation-rho" not in kept[budget]:
-            yield f"- **{title}** (`--budget {budget}`): no results of the network that the budget has now."
+            yield f"- **{title}** (`--budget {budget}`): not run with the network that the budget has now."
             continue
-        about = kept[budget]["ablation-rho"].about
+        rho = kept[budget]["ablation-rho"]
+        about, accuracy = rho.about, _cell(rho, "rho_norm=0", "id", "ACC").mean
         network = about["network"] + (f" of width {about['width']}" if "width" in about else "")
         loss = about["training loss of the plain network"]
         grid = ", ".join(f"{value:g}" for value in about["grid"])
         yield (
             f"- **{title}** (`--budget {budget}`): {data[budget]}; {about['images']} training images, {network}, "
-            f"{about['epochs']} epochs, training loss of the plain network at the end {loss:.3f}; up to {about['seeds']} "
-            f"seeds; {about['machine']}; {about['date']}. rho_norm {about['rho_norm']:g}, chosen by the paper's rule "
-            f"among {grid}." + (f" {about['missing']}" if "missing" in about else "")
+            f"{about['epochs']} epochs; the plain network ends with a training loss of {loss:.3f} and knows "
+            f"{accuracy:.1f} % of the test images; up to {about['seeds']} seeds; {about['machine']}; {about['date']}. "
+            f"rho_norm {about['rho_norm']:g}, chosen by the paper's rule among {grid}."
+            + (f" {about['missing']}" if "missing" in about else "")
         )
 
 
@@ -199,7 +219,7 @@ def _short(kept: Kept) -> Iterator[str]:
             continue
         for row, name in _arms(outcome).items():
             cells = [_cell(outcome, row, *column) for column in columns]
-            texts = [f"{cell.mean:.1f} ±{cell.std:.1f}" for cell in cells]
+            texts = [number_text(cell.mean, cell.std if len(cell.seeds) > 1 else None, 1) for cell in cells]
             yield f"| {title}: {name} | {len(cells[0].seeds)} | " + " | ".join(texts) + " |"
 
 
@@ -241,44 +261,47 @@ def _remarks(kept: Kept) -> Iterator[str]:
     """Sum up the tables in sentences that follow from the numbers."""
     for budget, title in SETTINGS.items():
         by_name = kept[budget]
-
-        def mean(
-            name: str, row: str, column: str, metric: str = "AUROC", by_name: Mapping[str, Outcome] = by_name
-        ) -> str:
-            return f"{_cell(by_name[name], row, column, metric).mean:.1f}"
-
         if "cifar10" in by_name:
-            main = by_name["cifar10"]
-            far = sorted(main.rows, key=lambda row: -_cell(main, row, "far", "AUROC").mean)
-            near = sorted(main.rows, key=lambda row: -_cell(main, row, "near", "AUROC").mean)
-            best = [
-                f"{group} {', '.join(f'{row} {mean('cifar10', row, group)}' for row in order[:3])}; SPCP is number "
-                f"{order.index('SPCP') + 1} of {len(order)} with {mean('cifar10', 'SPCP', group)}"
-                for group, order in (("near", near), ("far", far))
-                if "SPCP" in order
-            ]
-            yield f"- {title}, the best by AUROC: {'. '.join(best)}."
-        if "ablation-stage" in by_name and "truncate:infer" in by_name["ablation-stage"].rows:
+            yield f"- {title}, the best by AUROC: {'; '.join(_ranking(by_name['cifar10']))}."
+        if "ablation-stage" in by_name:
             stage = by_name["ablation-stage"]
-            rows = [row for row in stage.rows if row.startswith("truncate:")]
-            texts = [
-                f"{row.removeprefix('truncate:')} {mean('ablation-stage', row, 'near')} and "
-                f"{mean('ablation-stage', row, 'far')}, accuracy {mean('ablation-stage', row, 'id', 'ACC')}"
-                for row in rows
-            ]
-            yield f"- {title}, truncating at a stage, near and far AUROC: {'; '.join(texts)}."
+            texts = [f"{row.removeprefix('truncate:')} {_numbers(stage, row)}" for row in stage.rows]
+            yield f"- {title}, truncating at a stage (near AUROC, far AUROC, accuracy): {'; '.join(texts)}."
         if "compatibility" in by_name:
-            rows = by_name["compatibility"].rows
+            scores = by_name["compatibility"]
             texts = [
-                f"{name} {mean('compatibility', name, 'far')} → {mean('compatibility', f'{name}+SPCP', 'far')}, with the "
-                f"plain head {mean('compatibility', f'{name}+SPCP (plain head)', 'far')}"
-                for name in ("GradNorm", "ASH", "ReAct", "SCALE", "DICE")
-                if f"{name}+SPCP (plain head)" in rows
+                f"{name} {_mean(scores, name, 'far')} → {_mean(scores, f'{name}+SPCP', 'far')}, with the plain head "
+                + _mean(scores, f"{name}+SPCP{PLAIN_HEAD}", "far")
+                for name in BOTH_HEADS
+                if {name, f"{name}+SPCP", f"{name}+SPCP{PLAIN_HEAD}"} <= set(scores.rows)
             ]
             if texts:
-                yield f"- {title}, far AUROC of scores on the plain and on the SPCP network: {'; '.join(texts)}."
-        for name in ("feature-norms", "rho-auto", "two-views"):
-            yield from (f"- {title}, {finding}" for finding in (by_name[name].findings if name in by_name else ()))
+                yield f"- {title}, far AUROC of scores on plain → SPCP networks: {'; '.join(texts)}."
+        if "noise-validation" in by_name:
+            noise = by_name["noise-validation"]
+            texts = [f"{row} {_numbers(noise, row)}" for row in noise.rows]
+            yield f"- {title}, validation data (near AUROC, far AUROC, accuracy): {'; '.join(texts)}."
+        for name, what in (("feature-norms", ""), ("rho-auto", "rho_norm = auto, "), ("two-views", "two views of ")):
+            if name in by_name:
+                yield from (f"- {title}, {what}{finding}" for finding in by_name[name].findings)
+
+
+def _mean(outcome: Outcome, row: str, column: str, metric: str = "AUROC") -> str:
+    return f"{_cell(outcome, row, column, metric).mean:.1f}"
+
+
+def _numbers(outcome: Outcome, row: str) -> str:
+    return ", ".join(_mean(outcome, row, *key) for key in (("near", "AUROC"), ("far", "AUROC"), ("id", "ACC")))
+
+
+def _ranking(main: Outcome) -> Iterator[str]:
+    """Name the best three rows of the main table, and the place of SPCP."""
+    for group in ("near", "far"):
+        means = {row: _cell(main, row, group, "AUROC").mean for row in main.rows}
+        order = sorted(means, key=lambda row: -means[row])
+        best = ", ".join(f"{row} {_mean(main, row, group)}" for row in order[:3])
+        place = f", SPCP is number {order.index('SPCP') + 1} of {len(order)}" if "SPCP" in order else ""
+        yield f"{group} {best}{place}"
 
 
 def _section(budget: str, outcome: Outcome) -> str:

@@ -191,8 +191,8 @@ def module(path: str) -> Any:
 
 
 def test_the_results_are_those_of_the_files() -> None:
-    page = module("docs/results.py").page()
-    assert page == (ROOT / "docs/results.md").read_text(), "run python docs/results.py"
+    for name, text in module("docs/results.py").pages().items():
+        assert text == (ROOT / name).read_text(), f"{name}: run python docs/results.py"
 
 
 def test_pages_that_say_what_is_in_the_code_are_up_to_date() -> None:

@@ -108,8 +108,7 @@ def for_people(line: Mapping[str, Any]) -> dict[str, Any]:
     written = {}
     for name in names:
         mean, deviation, theirs = (line[name + suffix] for suffix in ("", " std", " paper"))
-        digits = 2 if mean is None or abs(mean) >= 1 else 3
-        ours = "" if mean is None else f"{mean:.{digits}f} ±{deviation:.{digits}f}"
+        ours = "" if mean is None else number_text(mean, deviation if line["seeds"] > 1 else None)
         written[name] = ours + ("" if theirs is None else f"\npaper {theirs:.2f}")
     return {"row": line["row"], "seeds": line["seeds"]} | written
 
@@ -143,9 +142,18 @@ def brief_text(cell: Cell | None) -> str:
     """Write our number, and the paper's in brackets."""
     if cell is None:
         return ""
-    digits = 2 if abs(cell.mean) >= 1 else 3
     paper = "" if cell.paper is None else f" ({cell.paper[0]:.2f})"
-    return f"{cell.mean:.{digits}f} ±{cell.std:.{digits}f}{paper}"
+    return number_text(cell.mean, cell.std if len(cell.seeds) > 1 else None) + paper
+
+
+def number_text(mean: float, deviation: float | None, digits: int | None = None) -> str:
+    """Write a mean with its deviation over seeds; a single seed has none.
+
+    >>> number_text(91.5, 0.25), number_text(0.1234, None)
+    ('91.50 ±0.25', '0.123')
+    """
+    digits = digits or (2 if abs(mean) >= 1 else 3)
+    return f"{mean:.{digits}f}" + ("" if deviation is None else f" ±{deviation:.{digits}f}")
 
 
 def gain_text(gain: Gain, outcome: Outcome) -> str:
