@@ -24,7 +24,7 @@ from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, judged, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
-from spcp.experiments.measures import MEASURES
+from spcp.experiments.measures import MEASURES, positive_share
 from spcp.experiments.outcome import Cell, Support, judge
 from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
@@ -311,6 +311,39 @@ def test_patterns_are_measured_before_truncation(folder: Path) -> None:
     values = MEASURES["sparsity"](runs, rows)
     for metric in ("top 1 %", "top 10 %", "participation ratio"):
         assert values["SPCP"]["contributions", metric] == values["plain head"]["contributions", metric]
+
+
+def test_share_of_positive_contributions() -> None:
+    rng = torch.Generator().manual_seed(0)
+    h, W = torch.randn(20, 6, generator=rng).round(), torch.randn(4, 6, generator=rng).round()
+    contributions = torch.einsum("nd,kd->nkd", h, W)
+    assert positive_share(h, W) == pytest.approx(float((contributions > 0).double().mean()))
+
+
+def test_tails_are_the_share_of_ood_inputs_above_the_median_of_id_inputs(folder: Path) -> None:
+    runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
+    row = Row("Vanilla", benchmark="digits")
+    measured = MEASURES["tails"](runs, [row])["Vanilla"]
+    evaluation = runs.evaluation(row, 0)
+    energy = {role: evaluation.bank(role).logits.logsumexp(1).numpy() for role in evaluation.benchmark.sets()}
+    middle = np.sort(energy["test"])[(len(energy["test"]) - 1) // 2]
+    for group in ("near", "far"):
+        shares = [(energy[role] > middle).mean() for role in energy if role.startswith(f"{group}/")]
+        assert measured[group, "tail overlap"][0] == pytest.approx(100 * np.mean(shares), abs=1e-3)
+
+
+def test_rho_norm_is_chosen_on_noise_by_request(folder: Path) -> None:
+    runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
+    areas = {}
+    for value in BUDGETS["smoke"].grid:
+        row = Row("", "spcp", {"rho_norm": value}, benchmark="digits")
+        evaluation = runs.evaluation(row, 0)
+        id_scores, noise = (evaluation.bank(role).logits.logsumexp(1) for role in ("val", "ood_val/noise"))
+        above, tied = (id_scores[:, None] > noise).double(), (id_scores[:, None] == noise).double()
+        areas[value] = float((above + tied / 2).mean())
+        assert runs.validation(row, 0, ON_NOISE) == pytest.approx(areas[value], abs=1e-6)
+    assert runs.rho_norm("digits", how=ON_NOISE) == max(areas, key=lambda value: areas[value])
+    assert runs.config(Row("", "spcp", {"rho_norm": ON_NOISE}, benchmark="digits"), 0).truncation.rho_norm in areas
 
 
 def test_a_row_that_needs_no_rho_norm_trains_no_grid(tmp_path: Path) -> None:

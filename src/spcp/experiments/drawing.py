@@ -119,8 +119,8 @@ def summary(outcome: Outcome, arms: Mapping[str, str], title: str) -> Drawn:
         axis.axhline(50, lw=0.5, color=figures.INK, ls=":")
         axis.set_xticks(range(len(sets)), [f"{name} (mean)" if name in GROUPS else name for name in sets], rotation=20)
         axis.set_ylabel("AUROC of energy, %")
-        axis.legend(frameon=False, fontsize=8, loc="lower left", ncols=len(arms))
-        axis.set_title(title)
+        axis.set_ylim(-2, 102)
+        axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(arms), title=title)
     return figure, f"AUROC of energy, set by set: mean and deviation over seeds. {title}."
 
 

@@ -61,10 +61,21 @@ def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
             ("top 1 %", 100 * shares.top_1_percent),
             ("top 10 %", 100 * shares.top_10_percent),
             ("participation ratio", shares.participation_ratio),
+            ("positive %", 100 * positive_share(bank.features, head.weight.detach())),
             ("truncated %", 100 * float(cut.mean())),
         ):
             values[label(row)]["contributions", metric][seed] = value
     return values
+
+
+def positive_share(h: torch.Tensor, W: torch.Tensor) -> float:
+    """Return the share of the contributions `W[k,d] h[d]` of all samples that are above 0.
+
+    rho_norm asks for the quantile 1 - rho_norm / K of all of them: where few are positive, a large rho_norm puts the
+    threshold at 0.
+    """
+    signs = [((h > 0).double().mean(0), W > 0), ((h < 0).double().mean(0), W < 0)]  # (D,) and (K, D)
+    return float(sum((share * same).mean() for share, same in signs))
 
 
 def tails(lab: Lab, rows: Sequence[Row]) -> Values:
