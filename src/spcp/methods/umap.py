@@ -36,7 +36,8 @@ class UMAP(Method):
     It learns a score for each weight, at random at first, and leaves the weights; those of the largest |score|, a
     `share` of each layer, are kept. The mask is hard; its gradient goes straight through to |score|. BatchNorm goes on
     counting, in statistics of the masked network's own. `eta` is the mean training loss under a random mask that keeps
-    `random_share` of each layer. The unmasked network still classifies.
+    `random_share` of each layer; a very small network may not survive that, and then eta is far too large. The unmasked
+    network still classifies.
     """
 
     paper = "Unleashing Mask: Explore the Intrinsic Out-of-Distribution Detection Capability, ICML 2023"
