@@ -199,12 +199,12 @@ def _settings(kept: Kept) -> Iterator[str]:
         about, accuracy = rho.about, _cell(rho, "rho_norm=0", "id", "ACC").mean
         network = about["network"] + (f" of width {about['width']}" if "width" in about else "")
         loss = about["training loss of the plain network"]
-        grid = ", ".join(f"{value:g}" for value in about["grid"])
+        grid = ", ".join(f"{value:g}" for value in about.get("grid", ()))
         yield (
             f"- **{title}** (`--budget {budget}`): {data[budget]}; {about['images']} training images, {network}, "
             f"{about['epochs']} epochs; the plain network ends with a training loss of {loss:.3f} and knows "
             f"{accuracy:.1f} % of the test images; up to {about['seeds']} seeds; {about['machine']}; {about['date']}. "
-            f"rho_norm {about['rho_norm']:g}, chosen by the paper's rule among {grid}."
+            + (f"rho_norm {about['rho_norm']:g}, chosen by the paper's rule among {grid}." if grid else "")
             + (f" {about['missing']}" if "missing" in about else "")
         )
 
