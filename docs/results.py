@@ -187,7 +187,7 @@ def _arms(rho: Outcome) -> dict[str, str]:
 def _settings(kept: Kept) -> Iterator[str]:
     data = {
         "small": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
-        "noise (far). Plain energy is upside down there on far sets, which any truncation repairs",
+        "noise (far). Plain energy is upside down there on far sets, which truncation repairs in part",
         "cpu": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), with OpenOOD's "
         "lists; Places365 is missing, and Textures, SVHN and MNIST are not complete",
     }
