@@ -220,8 +220,49 @@ def module(path: str) -> Any:
 
 
 def test_the_results_are_those_of_the_files() -> None:
-    page = module("docs/results.py").page()
-    assert page == (ROOT / "docs/results.md").read_text(), "run python docs/results.py"
+    for name, text in module("docs/results.py").pages().items():
+        assert text == (ROOT / name).read_text(), f"{name}: run python docs/results.py"
+
+
+def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nothing, and of one seed of a network; what the budget no longer trains is left out."""
+    from spcp.experiments import Outcome
+    from spcp.experiments.outcome import Cell
+
+    script = module("docs/results.py")
+    monkeypatch.setattr(script, "KEPT", tmp_path)
+    empty = script.pages()["docs/results.md"]
+    assert empty.count("not run with the network that the budget has now") == 2
+    facts = {"command": "spcp reproduce ablation-rho", "data": "cifar10", "images": 50_000, "network": "whitened_cnn"}
+    facts |= {"epochs": 12, "seeds": 2, "machine": "a computer", "date": "today", "versions": "these"}
+    facts |= {
+        "training loss of the plain network": 0.1,
+        "rho_norm": 0.5,
+        "grid": [0.5],
+        "missing": "Not trained yet: x.",
+    }
+    columns = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")] + [("id", "ACC")]
+    cells = [Cell("rho_norm=0", *column, (90.0, 92.0), (0, 1)) for column in columns]
+    cells += [Cell("rho_norm=0.5", *column, (80.0,), (0,)) for column in columns]
+    for name, network in (("ablation-rho", "whitened_cnn"), ("ablation-stage", "resnet10")):
+        outcome = Outcome(name, "a title", "cpu", {**facts, "network": network}, tuple(cells), ())
+        (tmp_path / "new/cpu" / name).mkdir(parents=True)
+        (tmp_path / "new/cpu" / name / "outcome.json").write_text(outcome.json())
+    script.take_over(tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "cpu").iterdir()) == [
+        "ablation-rho-curves.svg",
+        "ablation-rho.json",
+        "summary.svg",
+    ]
+    assert "prefers-color-scheme:dark" in (tmp_path / "cpu/summary.svg").read_text()
+    written = script.pages()
+    short = "| CIFAR-10: plain | 2 | 91.0 ±1.0 |"
+    assert short in written["docs/results.md"]
+    assert short in written["README.md"]
+    assert "| CIFAR-10: SPCP, rho_norm=0.5 (chosen) | 1 | 80.0 |" in written["docs/results.md"]
+    assert "| not run | one seed: near AUROC -10.0, near FPR95 +10.0" in written["docs/results.md"]
+    assert "Not trained yet: x." in written["docs/results.md"]
+    assert "| rho_norm=0.5 (1 of 2 seeds) | 80.00 |" in written["docs/results-tables.md"]
 
 
 def test_pages_that_say_what_is_in_the_code_are_up_to_date() -> None:

@@ -319,20 +319,22 @@ class Evaluation:
     def search(self, name: str, ood: str | None = None) -> Score:
         """Return the best of a score's sweep: the largest AUROC of ID against OOD validation data, the first on ties.
 
-        Every combination is fitted anew, on the banks alone. `ood` is the role of the OOD set; by default
-        `ood_validation`.
+        Every combination is fitted anew, on the banks alone. What the training method sets, such as SNN's k, stays.
+        `ood` is the role of the OOD set; by default `ood_validation`.
         """
         self._refresh()
-        base = build_score(name, **self.options_for(name))
+        given = self.options_for(name)
+        base = build_score(name, **given)
+        sweep = {key: values for key, values in base.sweep.items() if key not in given}
         if self.benchmark.val is None:
             raise InputError(f"{self.benchmark.name}: has no validation set to search on; give it one (val)")
         best, chosen = -1.0, base
-        for values in itertools.product(*base.sweep.values()):
-            score = self.fit(build_score(name, **(base.options | dict(zip(base.sweep, values, strict=True)))))
+        for values in itertools.product(*sweep.values()) if sweep else ():
+            score = self.fit(build_score(name, **(base.options | dict(zip(sweep, values, strict=True)))))
             area = self._validation_auroc(score, ood)
             if area > best:
                 best, chosen = area, score
-        return chosen if base.sweep else self.fit(base)
+        return chosen if sweep else self.fit(base)
 
     def validation_auroc(self, name: str, ood: str | None = None) -> float:
         """Return the AUROC of a score on ID against OOD validation data; see `search` for `ood`."""
