@@ -396,7 +396,7 @@ def npz_damaged(raw: bytes, rng: random.Random) -> bytes:
             if i == chosen and rng.random() < 0.9:
                 content = rng.choice((npy_damaged, bytes_damaged))(content, rng)
             elif i == chosen:
-                name = rng.choice(("x.npy", "y.npy", "x", "", "../x.npy"))
+                name = rng.choice(("x.npy", "y.npy", "x", "../x.npy"))
             after.writestr(name, content)
     return out.getvalue()
 
