@@ -55,18 +55,16 @@ training_run: Any = importlib.import_module("training_run")  # a tiny benchmark
 
 PATIENCE = 120  # seconds, after which a process hangs
 PAUSE = 0.004  # seconds, before, within and after each write and rename
+PAGE = 4096  # bytes, of a tmpfs
 REFUSALS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}  # the command line says them in a line
 
 
 # --- Tasks ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Task:
-    """Something that writes into a folder and, called again, goes on from there."""
-
-    do: Callable[[Path, Path], object]  # the folder, and one of things to read; returns what must be the same each time
-    size: int = 200_000  # bytes it writes, about
+# A task writes into a folder and, called again, goes on from there; it returns what must be the same each time. It may
+# read from another folder.
+Task = Callable[[Path, Path], object]
 
 
 def weights(folder: Path) -> list[Any]:
@@ -123,11 +121,8 @@ def reproduce(folder: Path, _: Path) -> object:
     return outcome.records()
 
 
-def calibrate(folder: Path, given: Path) -> object:
-    """Replace the detector of a run by another."""
-    if not (folder / "run").exists():
-        shutil.copytree(given / "run", folder / "copy", dirs_exist_ok=True)
-        (folder / "copy").rename(folder / "run")
+def calibrate(folder: Path, _: Path) -> object:
+    """Replace the detector of a run by another, twice."""
     run = spcp.Run.open(folder / "run")
     for alpha in (0.1, 0.2):
         calibrate_run(run, alpha=alpha, benchmark=training_run.benchmark(48))
@@ -135,9 +130,6 @@ def calibrate(folder: Path, given: Path) -> object:
 
 
 def detect(folder: Path, given: Path) -> object:
-    if not (folder / "run").exists():
-        shutil.copytree(given / "run", folder / "copy", dirs_exist_ok=True)
-        (folder / "copy").rename(folder / "run")
     return detections(folder / "run"), [
         (result.file.replace(str(given), ""), result.score, result.is_ood, result.problem.replace(str(given), ""))
         for result in detect_files(*load_detector(folder / "run"), find_files([str(given / "photos")]))
@@ -152,7 +144,7 @@ def detections(run: Path) -> list[bytes]:
 
 def prepare(folder: Path, given: Path) -> object:
     os.environ["SPCP_CACHE"] = str(folder)
-    transform = data.ImageTransform(12, 12, (0.5,), (0.5,))
+    transform = data.ImageTransform(40, 40, (0.5,), (0.5,))
     return [data.prepare(data.read_folder(given / "photos" / "good"), transform).x.numpy().tobytes() for _ in range(2)]
 
 
@@ -172,16 +164,19 @@ def download(folder: Path, given: Path) -> object:
 
 
 TASKS: dict[str, Task] = {
-    "train": Task(train, 60_000),
-    "own data": Task(train_on_own_data, 60_000),
-    "bank": Task(build_bank, 20_000),
-    "tune": Task(tune, 120_000),
-    "reproduce": Task(reproduce, 2_000_000),
-    "calibrate": Task(calibrate, 100_000),
-    "detect": Task(detect, 80_000),
-    "cache": Task(prepare, 3_000),
-    "download": Task(download, 500_000),
+    "train": train,
+    "own data": train_on_own_data,
+    "bank": build_bank,
+    "tune": tune,
+    "reproduce": reproduce,
+    "calibrate": calibrate,
+    "detect": detect,
+    "cache": prepare,
+    "download": download,
 }
+
+
+ON_A_RUN = ("calibrate", "detect")  # tasks that begin with one
 
 
 def write_given(folder: Path) -> None:
@@ -309,7 +304,7 @@ def start(task: str, folder: Path, given: Path, shim: Shim | None = None, clock:
         if clock:
             jumping()
         signal.alarm(PATIENCE)
-        report = ["done", digest(TASKS[task].do(folder, given)), shim.points]
+        report = ["done", digest(TASKS[task](folder, given)), shim.points]
     except (InputError, TrainingError) as error:
         report = ["refused", str(error), 0]
     except Exception as error:
@@ -369,17 +364,21 @@ def broken(folder: Path) -> list[str]:
     }
     problems = []
     for path in visible(folder):
-        if "copy" not in path.parts:
-            try:
-                readers.get(path.suffix, Path.read_bytes)(path)
-            except Exception as error:
-                problems.append(f"{path.name} is broken ({error!r:.80})")
+        try:
+            readers.get(path.suffix, Path.read_bytes)(path)
+        except Exception as error:
+            problems.append(f"{path.name} is broken ({error!r:.80})")
     return problems
 
 
 def left_over(folder: Path, whole: Sequence[str]) -> list[str]:
     """Files that are there after a restart, but not after a call that nothing happened to."""
     return [f"{path} is left over" for path in files_of(folder) if path not in whole]
+
+
+def pages(folder: Path) -> int:
+    """How much of a disk the files take."""
+    return sum(-(-path.stat().st_size // PAGE) for path in folder.rglob("*") if path.is_file())
 
 
 def files_of(folder: Path) -> list[str]:
@@ -393,6 +392,7 @@ class Whole:
 
     end: End
     files: list[str]
+    pages: int  # of the disk that it takes
 
 
 class Bench:
@@ -418,19 +418,26 @@ class Bench:
         os.kill(self.server, signal.SIGKILL)
         os.waitpid(self.server, 0)
 
-    def new(self) -> Path:
+    def new(self, task: str) -> Path:
+        """A folder for a task, with what it begins with."""
         folder = self.folder / str(next(self.number))
         folder.mkdir()
+        self.begin(task, folder)
         return folder
+
+    def begin(self, task: str, folder: Path) -> None:
+        if task in ON_A_RUN:
+            shutil.copytree(self.given / "run", folder / "run")
 
     def undisturbed(self, task: str) -> Whole:
         """What the task ends with when nothing happens; and slowed down, its points and how long it takes."""
         if task not in self.whole:
-            folder = self.new()
-            plain, slow = call(task, self.new(), self.given), call(task, folder, self.given, Shim(pause=PAUSE))
+            folder = self.new(task)
+            before = pages(folder)
+            plain, slow = call(task, self.new(task), self.given), call(task, folder, self.given, Shim(pause=PAUSE))
             if plain.how != "done" or slow.text != plain.text:
                 raise RuntimeError(f"{task}: does not end alike twice: {plain.text} {slow.text}")
-            self.whole[task] = Whole(slow, files_of(folder))
+            self.whole[task] = Whole(slow, files_of(folder), pages(folder) - before)
         return self.whole[task]
 
     def judge(self, task: str, fault: str, problems: Sequence[str]) -> None:
@@ -464,14 +471,14 @@ class Bench:
         return f"after {after:.2f} s of {whole.end.seconds:.2f}, {end.how}"
 
     def kill(self, task: str, timed: bool) -> None:
-        folder = self.new()
+        folder = self.new(task)
         where = self.killed(task, folder, timed)
         problems = broken(folder) + self.again(task, folder)
         self.judge(task, "killed at a moment" if timed else "killed in a write", [f"{p} ({where})" for p in problems])
 
     def two(self, task: str) -> None:
         """Two processes at once: both end alike, or one is refused."""
-        folder, whole = self.new(), self.undisturbed(task)
+        folder, whole = self.new(task), self.undisturbed(task)
         both = [start(task, folder, self.given, Shim(pause=PAUSE)) for _ in range(2)]
         ends = [ended(*each) for each in both]
         problems = [f"{end.how}: {end.text}" for end in ends if end.how not in ("done", "refused")]
@@ -481,7 +488,7 @@ class Bench:
 
     def clock(self, task: str) -> None:
         """Killed, then the files are from tomorrow or from long ago, and the clock goes back and forth."""
-        folder = self.new()
+        folder = self.new(task)
         self.killed(task, folder, timed=False)
         for path in folder.rglob("*"):
             moment = time.time() + self.rng.choice((-1e8, 86400.0, 1e8))
@@ -489,23 +496,26 @@ class Bench:
         self.judge(task, "the clock jumps", self.again(task, folder, clock=True))
 
     def moved(self, task: str) -> None:
-        folder = self.new()
+        folder = self.new(task)
         self.killed(task, folder, timed=False)
-        there = self.new() / "moved"
-        shutil.move(folder, there)
+        there = folder.with_name(f"{folder.name} moved")
+        folder.rename(there)
         self.judge(task, "the folder moves", self.again(task, there))
 
     def full(self, task: str) -> None:
         """A disk that has no room for all of it; then it has."""
-        size = self.rng.randrange(4096, TASKS[task].size)
-        with disk(self.new(), f"size={size}") as folder:
+        with disk(self.folder / "disk") as folder:
+            self.begin(task, folder)
+            room = self.rng.randrange(max(1, self.undisturbed(task).pages))
+            remount(folder, f"size={PAGE * max(1, pages(folder) + room)}")
             end = call(task, folder, self.given)
             problems = broken(folder)
             remount(folder, "size=100m")
             self.judge(task, "the disk is full", wrong_end(end) + problems + self.again(task, folder))
 
     def read_only(self, task: str) -> None:
-        with disk(self.new(), "size=100m") as folder:
+        with disk(self.folder / "disk") as folder:
+            self.begin(task, folder)
             self.killed(task, folder, timed=False)
             remount(folder, "ro")
             end = call(task, folder, self.given)
@@ -528,9 +538,10 @@ def serve(given: Path) -> None:
 
 
 @contextlib.contextmanager
-def disk(folder: Path, options: str) -> Iterator[Path]:
+def disk(folder: Path) -> Iterator[Path]:
     """A small file system."""
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], check=True, capture_output=True)
+    folder.mkdir(exist_ok=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=100m", "tmpfs", folder], check=True, capture_output=True)
     try:
         yield folder
     finally:
@@ -543,9 +554,8 @@ def remount(folder: Path, options: str) -> None:
 
 def mounts(folder: Path) -> bool:
     """Whether this process may mount."""
-    folder.mkdir()
     try:
-        with disk(folder, "size=1m"):
+        with disk(folder):
             return True
     except (OSError, subprocess.CalledProcessError):
         return False
@@ -565,7 +575,7 @@ def faults(tasks: Sequence[str], kills: int, seed: int, kinds: Sequence[str] = t
     with tempfile.TemporaryDirectory() as folder, quiet(Path(folder)):
         bench = Bench(Path(folder), seed)
         try:
-            may_mount = mounts(Path(folder) / "mount")
+            may_mount = mounts(Path(folder) / "disk")
             for i in range(kills):
                 bench.kill(tasks[i % len(tasks)], timed=i // len(tasks) % 2 == 1)
             for kind, task in itertools.product(kinds, tasks):
