@@ -16,12 +16,14 @@ from __future__ import annotations
 import argparse
 import ast
 import collections
+import contextlib
 import copy
 import gc
 import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import types
 from collections.abc import Iterator
@@ -234,7 +236,7 @@ class Runner:
             return "survived"  # no test reaches it
 
         def work() -> str:
-            signal.alarm(120)
+            signal.alarm(60)
             exchange(mutant)
             return "killed" if any(self._run(item) for item in items) else "survived"
 
@@ -255,24 +257,24 @@ def exchange(mutant: Mutant) -> None:
 
 
 def in_fork(work: Any, otherwise: Any = None) -> Any:
-    """Return what `work()` does, in a process of its own."""
-    ours, theirs = os.pipe()
-    child = os.fork()
-    if not child:
-        os.close(ours)
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(nowhere, 1)
-        os.dup2(nowhere, 2)
-        try:
-            text = json.dumps(work())
-            with os.fdopen(theirs, "w") as pipe:
-                pipe.write(text)
-        finally:
-            os._exit(0)
-    os.close(theirs)
-    with os.fdopen(ours) as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
+    """Return what `work()` does, in a process of its own; what that starts ends with it."""
+    with tempfile.TemporaryFile("w+") as result:
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            try:
+                json.dump(work(), result)
+                result.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        result.seek(0)
+        text = result.read()
     if not text and otherwise is None:
         raise RuntimeError("the tests do not run without a mutant")
     return json.loads(text) if text else otherwise
