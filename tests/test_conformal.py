@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spcp.conformal import p_values, samples_needed, threshold_rank
+from spcp.conformal import p_values, samples_needed, split, threshold_rank
 from spcp.errors import InputError
 
 
@@ -70,3 +70,13 @@ def test_p_values_count_calibration_scores_that_are_not_larger() -> None:
     scores = torch.tensor([0.0, 1.0, 2.0, 3.0, 9.0, math.inf, -math.inf, math.nan])
     expected = torch.tensor([1, 2, 4, 4, 5, 5, 1, 0], dtype=torch.float64) / 5
     assert torch.equal(p_values(scores, calibration), expected)
+
+
+def test_a_split_leaves_enough_for_both() -> None:
+    chosen, calibration = split(21)
+    assert sorted([*chosen.tolist(), *calibration.tolist()]) == list(range(21))
+    assert (len(chosen), len(calibration)) == (2, 19)
+    with pytest.raises(
+        InputError, match=r"20 held-out ID samples are too few for alpha = 0.05; at least 21 are needed"
+    ):
+        split(20)
