@@ -76,7 +76,5 @@ def test_a_split_leaves_enough_for_both() -> None:
     chosen, calibration = split(21)
     assert sorted([*chosen.tolist(), *calibration.tolist()]) == list(range(21))
     assert (len(chosen), len(calibration)) == (2, 19)
-    with pytest.raises(
-        InputError, match=r"20 held-out ID samples are too few for alpha = 0.05; at least 21 are needed"
-    ):
+    with pytest.raises(InputError, match=r"20 held-out ID samples are too few .* at least 21 are needed"):
         split(20)
