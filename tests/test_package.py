@@ -350,3 +350,19 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert len(set(listed)) == len(listed)
     assert set(listed) == {path.name for path in ROOT.glob("docs/*.md")} | {"contributing.md", "changes.md"}
+
+
+def test_the_lock_holds_the_versions_of_the_constraints_with_hashes() -> None:
+    def name_of(text: str) -> str:
+        return re.sub(r"[-_.]+", "-", text).lower()
+
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    versions = {name_of(name): version for name, version in pins.items()}
+    lock = (ROOT / "requirements-dev.lock").read_text()
+    locked = re.findall(r"^(\S+)==(\S+) \\\n    --hash=sha256:", lock, re.MULTILINE)
+    assert len(locked) == len(re.findall(r"^\w", lock, re.MULTILINE)) > 50
+    assert {name: version for name, version in locked if versions.get(name) != version} == {}
+    direct = re.findall(
+        r'^  "([\w-]+)', (ROOT / "pyproject.toml").read_text().split("\ndev = [")[1].split("]")[0], re.M
+    )
+    assert {name_of(name) for name in direct} - {name for name, _ in locked} <= {"spcp", ""}

@@ -163,7 +163,7 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> list[str]:
         expected = {path: (int(size), int(crc)) for path, (size, crc) in files.items()}
     except FileNotFoundError:
         raise DataError(f"{manifest} is missing, so {name!r} cannot be verified; {remedy}.") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{manifest} cannot be read ({error}); {remedy}.") from error
     problems = []
     for path, size_and_crc in expected.items():

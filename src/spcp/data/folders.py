@@ -19,7 +19,7 @@ from typing import Literal
 import torch
 
 from ..progress import printable
-from .errors import DataError, read_bytes
+from .errors import DataError, read_text
 from .files import Split, check_split
 from .images import HEIC
 from .sets import OOD, FileSet, on_cpu
@@ -154,7 +154,7 @@ def read_imglist(imglist: str | Path, root: str | Path, *, bad: Bad = "raise") -
     """Read an OpenOOD list: lines `path label` (-1 for OOD), split at the first space; paths start at `root`."""
     imglist, root = Path(imglist).expanduser(), Path(root).expanduser()
     paths, y = parse_imglist(imglist, bad=bad)
-    missing = [i for i, path in enumerate(paths) if not (root / path).is_file()]
+    missing = [i for i, path in enumerate(paths) if not os.path.isfile(root / path)]  # False for any name
     if missing:
         message = f"{imglist}: {len(missing)} of {len(paths)} images are not below {root}, such as {paths[missing[0]]}"
         if bad == "raise" or len(missing) == len(paths):
@@ -168,11 +168,7 @@ def read_imglist(imglist: str | Path, root: str | Path, *, bad: Bad = "raise") -
 def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Read paths and labels of an OpenOOD list; a line without a label, or whose path leaves the root, is an error."""
     paths, y, skipped = [], [], []
-    try:
-        lines = read_bytes(imglist).decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{imglist}: not a text file; download it again") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(imglist).split("\n"), 1):
         if not line.strip():
             continue
         path, _, label = line.rstrip("\r").partition(" ")
@@ -205,7 +201,7 @@ def read_tin(folder: str | Path, split: Split) -> FileSet:
     if split == "train":
         return dataclasses.replace(read_folder(folder / "train", kind="image"), name="tin", split="training images")
     table = folder / "val" / "val_annotations.txt"
-    rows = [line.split("\t") for line in read_bytes(table).decode().splitlines() if line.strip()]
+    rows = [line.split("\t") for line in read_text(table).splitlines() if line.strip()]
     short = next((i for i, row in enumerate(rows, 1) if len(row) < 2), None)
     if short or not rows:
         raise DataError(f"{table}: line {short or 1} has no class; download the data set again")
@@ -216,7 +212,7 @@ def read_tin(folder: str | Path, split: Split) -> FileSet:
         what = f"{lost[0]} is listed but missing" if lost else f"{len(present)} images but {len(rows)} labels"
         raise DataError(f"{table}: {what}; download the data set again")
     if (folder / "wnids.txt").exists():
-        class_names = tuple(sorted((folder / "wnids.txt").read_text().split()))
+        class_names = tuple(sorted(read_text(folder / "wnids.txt").split()))
     else:
         class_names = tuple(sorted({row[1] for row in rows}))
     number = {name: k for k, name in enumerate(class_names)}

@@ -19,7 +19,7 @@ from torch import Tensor
 from .arrays import array_parts, read_arrays
 from .audio import AudioTransform
 from .benchmark import Benchmark
-from .errors import DataError, read_bytes
+from .errors import DataError, read_text
 from .folders import Bad, read_folder
 from .images import ImageTransform
 from .noise import channel_statistics, noise
@@ -400,8 +400,8 @@ def read_benchmark(path: str | Path, *, bad: Bad | None = None) -> Benchmark:
     """
     path = Path(path).expanduser()
     try:
-        table = tomllib.loads(read_bytes(path).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not valid TOML ({error}); correct it there") from error
     _section(path, table, "", {"name", "bad", "id", "ood", "transform", "audio"})
     id_table = _section(path, table.get("id"), "id", {"path", "train", "val", "test", "label", "split"})
