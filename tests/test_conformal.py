@@ -78,3 +78,19 @@ def test_a_split_leaves_enough_for_both() -> None:
     assert (len(chosen), len(calibration)) == (2, 19)
     with pytest.raises(InputError, match=r"20 held-out ID samples are too few .* at least 21 are needed"):
         split(20)
+
+
+@pytest.mark.parametrize("delta", [None, 1e-8, 0.1, 1 - 1e-8])
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-8, 0.5, 1 - 1e-8, 1 - 1e-12, math.nextafter(1, 0), math.nan])
+def test_the_ends_of_alphas_range(alpha: float, delta: float | None) -> None:
+    """A rank that is there, or one sentence of a readable length."""
+    for n in (1, 2, 19, 1000):
+        if 1e-9 < alpha < 1 - 1e-9 and n >= samples_needed(alpha, delta):
+            assert 1 <= threshold_rank(n, alpha, delta) <= n
+        else:
+            with pytest.raises(InputError, match=r"^.{20,200}$"):
+                threshold_rank(n, alpha, delta)
+    assert threshold_rank(19, 1 - 1e-8) == 19
+    for end in (0.0, 1.0, 1 - 1e-12):
+        with pytest.raises(InputError, match=r"delta = .* must lie between 0 and 1"):
+            threshold_rank(19, 0.5, end)

@@ -207,6 +207,16 @@ def test_exports_as_it_detects(score: str, truncate: bool) -> None:
     assert torch.equal(is_ood, expected.is_ood)
 
 
+@pytest.mark.parametrize("score", ["odin", "energy", "gradnorm", "dice"])
+def test_under_inference_mode(score: str) -> None:
+    detector = Detector(model(), score).fit([(torch.randn(60, 4), torch.arange(60) % 3)]).calibrate(torch.randn(99, 4))
+    x = torch.randn(8, 4)
+    expected = detector.detect(x).scores
+    with torch.inference_mode():
+        assert torch.equal(detector.detect(x).scores, expected)
+        assert torch.equal(detector.detect(x.clone()).scores, expected)
+
+
 class Layered(nn.Module):
     """Has what evaluation mode changes: BatchNorm, dropout, and a head that truncates."""
 
