@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import scipy.stats
 import torch
 from timing import finish, machine
 from torch import Tensor, nn
@@ -29,6 +28,7 @@ from spcp.bank import build_bank
 from spcp.calibration import calibrate_run
 from spcp.choice import Choice
 from spcp.data.sets import labels, rank_in_class
+from spcp.errors import need
 from spcp.evaluation import Evaluation
 from spcp.experiments import BUDGETS, Lab, Row
 from spcp.files import written
@@ -253,11 +253,11 @@ HEADER += ["false alarms", "near regret", "far regret", "largest regret of a set
 
 def rank_correlation(seeds: Sequence[Mapping[str, Any]], group: str) -> float:
     """Return Spearman's correlation, over scores, of detection rates on proxies and on a group; mean over seeds."""
-    values = []
+    spearmanr, values = need("scipy.stats", "scipy").spearmanr, []
     for seed in seeds:
         names = [name for name in seed["proxies"] if name in seed["cells"]]
         real = [mean_of([seed], name, group) for name in names]
-        values.append(float(scipy.stats.spearmanr([seed["proxies"][name] for name in names], real).statistic))
+        values.append(float(spearmanr([seed["proxies"][name] for name in names], real).statistic))
     return sum(values) / len(values)
 
 
@@ -291,16 +291,16 @@ def page(results: Mapping[str, Any]) -> tuple[str, list[str]]:
 INTRODUCTION = f"""# Which detector?
 
 Written by `benchmarks/decide.py`. *Detected* is the share of OOD samples that are flagged where exactly
-{100 * ALPHA:g} % of the ID test samples are: scores are compared by that. *Calibrated* is what a user gets: the share at
-a threshold that was calibrated on ID validation data, with the *false alarms* among the ID test samples; how many those
+{100 * ALPHA:g} % of the ID test samples are: scores are compared by that. *Calibrated* is what a user gets: the share
+at a threshold that was calibrated on ID validation data, with the *false alarms* among the ID test samples; how many those
 are is subject to chance. All in percent, means over seeds. *Regret* is how many points less are detected than by the
 best single score, chosen in hindsight on the tested sets themselves.
 `consensus` is the default of the library; names with a plus are the same sum of log p-values of other members. `auto`
 chooses on OOD validation data; `auto, proxies` on outliers made of ID samples.
 
 The members of the default were chosen among all sets of two to five of twelve scores, by their regret on digits, spoken
-digits and CIFAR-10 (plain networks, and SPCP networks of the first two; up to three seeds of those below). So the figures
-of those settings are slightly optimistic; photos and embeddings took no part in the choice.
+digits and CIFAR-10 (plain networks, and SPCP networks of the first two; up to three seeds of those below). So the
+figures of those settings are slightly optimistic; photos and embeddings took no part in the choice.
 """
 
 
