@@ -293,8 +293,8 @@ INTRODUCTION = f"""# Which detector?
 Written by `benchmarks/decide.py`. *Detected* is the share of OOD samples that are flagged where exactly
 {100 * ALPHA:g} % of the ID test samples are: scores are compared by that. *Calibrated* is what a user gets: the share
 at a threshold that was calibrated on ID validation data, with the *false alarms* among the ID test samples; how many
-those are is subject to chance. All in percent, means over seeds. *Regret* is how many points less are detected than by the
-best single score, chosen in hindsight on the tested sets themselves.
+those are is subject to chance. All in percent, means over seeds. *Regret* is how many points less are detected than
+by the best single score, chosen in hindsight on the tested sets themselves.
 `consensus` is the default of the library; names with a plus are the same sum of log p-values of other members. `auto`
 chooses on OOD validation data; `auto, proxies` on outliers made of ID samples.
 
