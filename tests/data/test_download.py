@@ -685,6 +685,23 @@ def test_an_interrupt_releases_the_lock_and_keeps_a_download_whose_checksum_was_
     assert web.asked == [None]
 
 
+def test_files_can_be_verified_though_the_process_ended_when_they_were_in_place(
+    publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(old: Path, new: Path) -> None:
+        rename(old, new)
+        if Path(new).parent == tmp_path / "data":
+            raise KeyboardInterrupt
+
+    publish(x_bin=BODY)
+    rename = os.replace
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "replace", replace)
+        download("toy", tmp_path)
+    assert tree_of(download("toy", tmp_path)) == {"x.bin": BODY}
+    assert verify("toy", tmp_path) == []
+
+
 # What is shown
 
 
