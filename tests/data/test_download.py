@@ -695,9 +695,10 @@ def test_files_can_be_verified_though_the_process_ended_when_they_were_in_place(
 
     publish(x_bin=BODY)
     rename = os.replace
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patch:
         patch.setattr(os, "replace", replace)
-        download("toy", tmp_path)
+        with pytest.raises(KeyboardInterrupt):
+            download("toy", tmp_path)
     assert tree_of(download("toy", tmp_path)) == {"x.bin": BODY}
     assert verify("toy", tmp_path) == []
 
