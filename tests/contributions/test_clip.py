@@ -306,3 +306,14 @@ def test_operators_keep_their_promises(dtype: torch.dtype, transposed: bool, sam
 def test_bad_input_is_named(change, error, message) -> None:  # type: ignore[no-untyped-def]
     with pytest.raises(error, match=message):
         clip_contributions(*change(*make((6, 8, 5), "signed", 0)[:3]))
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("num_classes", [1, 31, 32, 33, 70])
+def test_the_formula_in_standard_operators(num_classes: int, bias: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What torch.export sees: a few classes at a time."""
+    monkeypatch.setattr("spcp.contributions.clip._is_exporting", lambda: True)
+    h, W, b = torch.randn(5, 9), torch.randn(num_classes, 9), torch.randn(num_classes) if bias else None
+    expected = reference.clip_logits(*numpy(h, W, b), 0.5)
+    np.testing.assert_allclose(clip_contributions(h, W, b, 0.5), expected, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(clip_contributions(h[0], W, b, 0.5), expected[0], rtol=1e-5, atol=1e-5)

@@ -465,3 +465,50 @@ def test_auto_follows_the_mean_support() -> None:
     assert other.truncation.rho_norm == "auto"
     assert "rho_norm=auto" in repr(other)
     assert torch.equal(other.eval()(h), head.eval()(h))
+
+
+def test_the_mean_is_that_of_the_global_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two processes, one of which is played here; tests/contributions/test_distributed.py starts real ones."""
+    ours, theirs = features(3), features(5)
+    one, two = make_head(), make_head()
+    two.load_state_dict(one.state_dict())
+    one(torch.cat([ours, theirs]))
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    estimates = two.estimate(theirs)
+    monkeypatch.setattr(
+        torch.distributed, "all_reduce", lambda total: total.add_(torch.stack([estimates.sum(), torch.tensor(5.0)]))
+    )
+    two(ours)
+    assert two.threshold.item() == pytest.approx(one.threshold.item(), rel=1e-6)
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: None)
+    before = two.threshold.item()
+    two(features(0))  # nobody has a sample
+    assert two.threshold.item() == pytest.approx(before, rel=1e-6)
+    two(features(1))  # one has one
+    assert abs(two.threshold.item() - before) > 1e-3
+
+
+def test_without_a_look_at_the_device_the_threshold_moves_alike(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As compiled, or on a GPU: what is not finite is noted, and the error comes at the next look."""
+    looking, blind, h = make_head(), make_head(), features()
+    blind.load_state_dict(looking.state_dict())
+    looking(h)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.compiler, "is_compiling", lambda: True)
+        blind(h)
+        assert not blind.nonfinite
+        blind(torch.full((2, 12), math.nan))
+        assert blind.nonfinite
+    assert blind.threshold.item() == pytest.approx(looking.threshold.item(), rel=1e-6)
+    assert blind.updates.item() == 1
+    with pytest.raises(ValueError, match="are not finite; its threshold was left at"):
+        blind.eval()
+
+
+def test_no_positive_support_is_told() -> None:
+    head = make_head(rho_norm="auto", beta=0.0)
+    with torch.no_grad():
+        head.weight.fill_(-1.0)
+    with pytest.warns(UserWarning, match=r"has no positive contributions either; look at the features\.$"):
+        head(features())

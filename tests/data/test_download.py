@@ -695,6 +695,24 @@ def test_a_planted_link_is_not_written_through(tmp_path: Path, publish) -> None:
     assert (tmp_path / "mine").read_bytes() == b"precious"
 
 
+def test_files_can_be_verified_though_the_process_ended_when_they_were_in_place(
+    publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replace(old: Path, new: Path) -> None:
+        rename(old, new)
+        if Path(new).parent == tmp_path / "data":
+            raise KeyboardInterrupt
+
+    publish(x_bin=BODY)
+    rename = os.replace
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", replace)
+        with pytest.raises(KeyboardInterrupt):
+            download("toy", tmp_path)
+    assert tree_of(download("toy", tmp_path)) == {"x.bin": BODY}
+    assert verify("toy", tmp_path) == []
+
+
 # What is shown
 
 

@@ -9,6 +9,7 @@ import os
 import shutil
 import time
 import zlib
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -318,9 +319,10 @@ def _finish(name: str, source: Source, missing: list[Remote], area: Path, target
     manifest = area.with_name(f"{name}.json")
     if not source.files[0].unpacked:
         target.mkdir(parents=True, exist_ok=True)
+        files = {remote.name: (area if remote in missing else target) / remote.name for remote in source.files}
+        _write_manifest(manifest, files)  # first: once the files are there, nobody would
         for remote in missing:
             os.replace(area / remote.name, target / remote.name)
-        _write_manifest(manifest, target, [target / remote.name for remote in source.files])
         return
     staging = target.with_name(f".{target.name}.unpacking")
     shutil.rmtree(staging, ignore_errors=True)  # of a process that was killed
@@ -332,7 +334,8 @@ def _finish(name: str, source: Source, missing: list[Remote], area: Path, target
         folder = staging if source.flat else staging / target.name
         if not folder.is_dir():
             raise DataError(f"{area / source.files[0].name} holds no folder {target.name!r}; see {source.homepage}.")
-        _write_manifest(manifest, folder, [path for path in folder.rglob("*") if path.is_file()])
+        paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+        _write_manifest(manifest, {path.relative_to(folder).as_posix(): path for path in paths})
         if target.is_dir():
             target.rmdir()  # empty, or it would have been taken for the result; Windows replaces no folder
         os.replace(folder, target)
@@ -340,9 +343,9 @@ def _finish(name: str, source: Source, missing: list[Remote], area: Path, target
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _write_manifest(manifest: Path, folder: Path, files: list[Path]) -> None:
-    """Note the sizes and checksums of the files, for `verify`."""
-    content = {file.relative_to(folder).as_posix(): _size_and_crc(file) for file in sorted(files)}
+def _write_manifest(manifest: Path, files: Mapping[str, Path]) -> None:
+    """Note the sizes and checksums of the files, by name, for `verify`."""
+    content = {name: _size_and_crc(path) for name, path in files.items()}
     with written(manifest) as file:
         file.write(json.dumps({"files": content}).encode())
 
