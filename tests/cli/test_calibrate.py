@@ -45,16 +45,16 @@ def test_samples_a_score_is_fitted_on_are_not_calibrated_on(run: Spcp, trained: 
 def test_calibrate_says_which_score_and_why(run: Spcp, trained: Path, tmp_path: Path) -> None:
     folder = tmp_path / "copy"
     shutil.copytree(trained, folder)
-    auto = run("calibrate", folder, "--score", "auto", "--by", "auroc")
+    auto = run("calibrate", folder, "--score", "auto", "--by", "auroc", "--alpha", 0.1)
     assert auto.code == 0
     choice = Choice.from_json(load_detector(folder)[0].notes["choice"])
     assert f"score: {choice.score}" in auto.err
     assert f"| {choice.score} (chosen) |" in auto.err
     assert "the largest mean AUROC of" in auto.err
-    assert "flagged of outliers made of ID samples at alpha = 0.05: noise" in auto.err
+    assert "flagged of outliers made of ID samples at alpha = 0.1: noise" in auto.err
     default = run("calibrate", folder)
     assert "score: consensus (energy, mds, nnguide); the default" in default.err
     assert "(chosen)" not in default.err
     for option, message in (("--by", 'must be "detection_rate" or "auroc"'), ("--score", "there is no score 'x'")):
-        wrong = run("calibrate", folder, "--score", "auto", option, "x")
+        wrong = run("calibrate", folder, "--score", "auto", "--alpha", 0.1, option, "x")
         assert (wrong.code, message in wrong.err) == (2, True)
