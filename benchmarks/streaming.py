@@ -51,7 +51,8 @@ class Rows(Sequence[Part]):
 
 
 def fitted(kind: type[scores.Score], rows: int, size: int, head: nn.Linear) -> scores.Score:
-    return kind().fit(FeatureBank(Rows(rows, size, head)), head)
+    data = FeatureBank(Rows(rows, size, head))
+    return kind().fit(data, head).fit_held_out(data, head)
 
 
 def main() -> None:

@@ -8,6 +8,8 @@ import shapes
 import torch
 from hypothesis import settings
 
+from spcp import progress
+
 shapes.check_all()
 
 settings.register_profile("spcp", deadline=None, derandomize=True, max_examples=100)
@@ -28,4 +30,5 @@ def library() -> torch.library.Library:
 def _as_new() -> None:
     """Each test starts as a new process would, whatever ran before it."""
     torch.manual_seed(0)
-    logging.getLogger("spcp").setLevel(logging.NOTSET)  # `--quiet` sets it
+    logging.getLogger("spcp").setLevel(logging.NOTSET)  # `--quiet` sets these two
+    progress.quiet = False

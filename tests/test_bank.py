@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from spcp import bank, data
 from spcp.bank import FeatureBank, build_bank, extract
+from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.model import ScoredModel
 
@@ -236,9 +237,46 @@ def test_what_data_may_be() -> None:
         extract(ScoredModel(Counting()), (torch.randn(2, 1, 8, 8), torch.zeros(3)))
     pair = extract(ScoredModel(Counting()), (torch.randn(2, 1, 8, 8), torch.tensor([[1.0], [2.0]])))
     assert pair.labels.tolist() == [1, 2]
+    listed = extract(ScoredModel(Counting()), [torch.randn(2, 1, 8, 8), torch.tensor([1, 2])])  # a DataLoader's batch
+    assert listed.labels.tolist() == [1, 2]
+    two = (torch.randn(2, 1, 8, 8), torch.randn(3, 1, 8, 8))
+    model = ScoredModel(Counting())
+    assert torch.equal(extract(model, two).logits, extract(model, torch.cat(two)).logits)  # batches
+    assert extract(model, two).labels.tolist() == [-1] * 5
+    wrong = r"tensors of shapes \(2, 1, 8, 8\), \(2, 3\) are neither inputs and labels nor batches"
+    with pytest.raises(InputError, match=wrong):
+        extract(model, (two[0], torch.zeros(2, 3)))
+    with pytest.raises(InputError, match="neither inputs and labels nor batches; give inputs"):
+        extract(model, (two[0], torch.zeros(2), torch.zeros(2)))
+    with pytest.raises(InputError, match="labels that are not whole numbers; give class numbers"):
+        extract(model, (two[0], torch.rand(2)))
     assert len(extract(ScoredModel(Counting()), torch.randn(2, 1, 8, 8).numpy())) == 2
     assert len(extract(ScoredModel(Counting()), [[torch.randn(2, 1, 8, 8)]])) == 2  # a TensorDataset of inputs alone
     result = extract(ScoredModel(Counting()), [torch.randn(3, 1, 8, 8), torch.randn(2, 1, 8, 8)])
     assert result.labels.tolist() == [-1] * 5
     plain = extract(ScoredModel(Counting()), [torch.randn(3, 1, 8, 8)]).with_head(nn.Linear(16, 2))
     assert plain.num_classes == 2
+
+
+def test_large_inputs_come_in_small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Largest(Counting):
+        largest: ClassVar[list[int]] = [0]
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.largest[0] = max(self.largest[0], len(x))
+            return super().forward(x)
+
+    detector = Detector(Largest(), "knn")
+    x = torch.randn(300, 1, 8, 8)
+    expected = detector.fit(x).calibrate(x).detect(x)
+    assert Largest.largest == [256]
+    monkeypatch.setattr(bank, "PIECE", 7 * 64)
+    for given in (x, (x, torch.zeros(300)), x.numpy()):
+        Largest.largest[0] = 0
+        found = detector.fit(given).calibrate(given).detect(given)
+        assert Largest.largest == [7]
+        assert len(detector.detect(x[:30]).scores) == 30  # few enough for one pass, were they small
+        assert Largest.largest == [7]
+        torch.testing.assert_close(found.scores, expected.scores)
+    detector.bank([x])
+    assert Largest.largest == [256]  # a caller's batches are as large as he wants them

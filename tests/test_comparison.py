@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from spcp.comparison import Verdict, compare_arms, t_interval, welch_interval
+from spcp.comparison import Verdict, compare_arms, holm, t_interval, t_p_value, welch_interval
 
 
 def verdict(by_seed: tuple[float, ...], **options: float) -> Verdict:
@@ -52,3 +52,21 @@ def test_intervals_are_scipys() -> None:
     assert t_interval([1.0]) is None
     assert welch_interval([1.0], 2.0, 0.1, 3) is None
     assert welch_interval([1.0, 1.0], 2.0, None, 3) == (-1.0, -1.0)
+
+
+def test_p_values_are_scipys() -> None:
+    values = np.random.default_rng(0).normal(1, 2, 6)
+    assert t_p_value(values) == pytest.approx(stats.ttest_1samp(values, 0).pvalue)  # type: ignore[arg-type]
+    assert t_p_value(values, -1.0) == pytest.approx(stats.ttest_1samp(values, -1).pvalue)  # type: ignore[arg-type]
+    assert t_p_value([1.0]) is None
+    assert t_p_value([2.0, 2.0]) == 0
+    assert t_p_value([0.0, 0.0]) == 1
+
+
+def test_holm() -> None:
+    """The smallest of n has to be below level / n, the next below level / (n - 1), and so on, until one is not."""
+    assert holm([0.01, 0.02, 0.03, 0.04]) == [True, False, False, False]
+    assert holm([0.04, 0.012, 0.02, 0.001]) == [True, True, True, True]
+    assert holm([0.013, 0.001]) == [True, True]
+    assert holm([0.06, None]) == [False, False]
+    assert holm([]) == []

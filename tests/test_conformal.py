@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spcp.conformal import p_values, samples_needed, threshold_rank
+from spcp.conformal import p_values, samples_needed, split, threshold_rank
 from spcp.errors import InputError
 
 
@@ -48,8 +48,12 @@ def test_too_few_samples_says_how_many() -> None:
         threshold_rank(18, 0.05)
     with pytest.raises(InputError, match=r"44 .* for alpha = 0.05 and delta = 0.1; at least 45 are needed"):
         threshold_rank(44, 0.05, 0.1)
-    with pytest.raises(InputError, match=r"alpha = 1 must lie between 0 and 1"):
-        threshold_rank(44, 1)
+    for alpha in (0, 1):
+        with pytest.raises(InputError, match=rf"alpha = {alpha} must lie between 0 and 1"):
+            threshold_rank(44, alpha)
+    for delta in (0, 1):
+        with pytest.raises(InputError, match=rf"delta = {delta} must lie between 0 and 1"):
+            threshold_rank(44, 0.5, delta)
     for alpha in (0.5, 0.3, 0.1, 0.05, 0.01, 0.001):
         assert threshold_rank(samples_needed(alpha), alpha) == 1
         assert threshold_rank(samples_needed(alpha, 0.1), alpha, 0.1) >= 1
@@ -59,3 +63,34 @@ def test_a_rank_at_the_edge() -> None:
     """Where delta is exactly what the fewest samples can promise, rounding must not take the threshold away."""
     assert threshold_rank(4, 0.5, 0.0625) == 1
     assert threshold_rank(45, 0.05, 0.95**45) == 1
+
+
+def test_p_values_count_calibration_scores_that_are_not_larger() -> None:
+    calibration = torch.tensor([1.0, 2.0, 2.0, 5.0])
+    scores = torch.tensor([0.0, 1.0, 2.0, 3.0, 9.0, math.inf, -math.inf, math.nan])
+    expected = torch.tensor([1, 2, 4, 4, 5, 5, 1, 0], dtype=torch.float64) / 5
+    assert torch.equal(p_values(scores, calibration), expected)
+
+
+def test_a_split_leaves_enough_for_both() -> None:
+    chosen, calibration = split(21)
+    assert sorted([*chosen.tolist(), *calibration.tolist()]) == list(range(21))
+    assert (len(chosen), len(calibration)) == (2, 19)
+    with pytest.raises(InputError, match=r"20 held-out ID samples are too few .* at least 21 are needed"):
+        split(20)
+
+
+@pytest.mark.parametrize("delta", [None, 1e-8, 0.1, 1 - 1e-8])
+@pytest.mark.parametrize("alpha", [5e-324, 1e-300, 1e-8, 0.5, 1 - 1e-8, 1 - 1e-12, math.nextafter(1, 0), math.nan])
+def test_the_ends_of_alphas_range(alpha: float, delta: float | None) -> None:
+    """A rank that is there, or one sentence of a readable length."""
+    for n in (1, 2, 19, 1000):
+        if 1e-9 < alpha < 1 - 1e-9 and n >= samples_needed(alpha, delta):
+            assert 1 <= threshold_rank(n, alpha, delta) <= n
+        else:
+            with pytest.raises(InputError, match=r"^.{20,200}$"):
+                threshold_rank(n, alpha, delta)
+    assert threshold_rank(19, 1 - 1e-8) == 19
+    for end in (0.0, 1.0, 1 - 1e-12):
+        with pytest.raises(InputError, match=r"delta = .* must lie between 0 and 1"):
+            threshold_rank(19, 0.5, end)

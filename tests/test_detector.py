@@ -207,6 +207,16 @@ def test_exports_as_it_detects(score: str, truncate: bool) -> None:
     assert torch.equal(is_ood, expected.is_ood)
 
 
+@pytest.mark.parametrize("score", ["odin", "energy", "gradnorm", "dice"])
+def test_under_inference_mode(score: str) -> None:
+    detector = Detector(model(), score).fit([(torch.randn(60, 4), torch.arange(60) % 3)]).calibrate(torch.randn(99, 4))
+    x = torch.randn(8, 4)
+    expected = detector.detect(x).scores
+    with torch.inference_mode():
+        assert torch.equal(detector.detect(x).scores, expected)
+        assert torch.equal(detector.detect(x.clone()).scores, expected)
+
+
 class Layered(nn.Module):
     """Has what evaluation mode changes: BatchNorm, dropout, and a head that truncates."""
 
@@ -264,11 +274,11 @@ def test_threads_may_share_a_detector(name: str, hooked: bool) -> None:
 
 def test_changes_of_the_network_between_two_calls_count() -> None:
     net, x = in_training(hooked=False), torch.randn(8, 4)
-    detector = Detector(net).calibrate(torch.randn(99, 4))
+    detector = Detector(net, "energy").calibrate(torch.randn(99, 4))
     detector.detect(x)
 
     def anew() -> torch.Tensor:
-        return Detector(copy.deepcopy(net).eval()).scores(x)[1]
+        return Detector(copy.deepcopy(net).eval(), "energy").scores(x)[1]
 
     def changes() -> Iterator[None]:
         with torch.no_grad():
@@ -351,7 +361,7 @@ def test_a_child_of_a_process_whose_threads_detect_does_not_hang() -> None:
 def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     """Never another exception, never another decision: all of the file is under its checksum."""
     net = apply_spcp(model(), rho_norm=1.0, beta=1.0, initial_threshold=0.5)
-    path = Detector(net).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    path = Detector(net, "energy").calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
     content = path.read_bytes()
     for seed in range(200):
         bad = damage.damaged(content, random.Random(seed))
@@ -383,7 +393,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
 )
 def test_what_no_calibration_gives_is_refused(tmp_path: Path, change: dict[str, Any], message: str) -> None:
     """Also where the checksum is right."""
-    path = Detector(model()).calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
+    path = Detector(model(), "energy").calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
     tensors, notes = read_tensors(path)
     tensors |= {name: value for name, value in change.items() if name in tensors}
     about = json.loads(notes["detector"]) | {name: value for name, value in change.items() if name not in tensors}
@@ -394,7 +404,7 @@ def test_what_no_calibration_gives_is_refused(tmp_path: Path, change: dict[str, 
 
 
 def test_a_threshold_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
-    detector = Detector(model()).calibrate(torch.randn(99, 4))
+    detector = Detector(model(), "energy").calibrate(torch.randn(99, 4))
     detector.score_thresholds[0] = float("nan")
     with pytest.raises(InputError, match="its score threshold is not finite; check the calibration data"):
         detector.save(tmp_path / "d.safetensors")
@@ -456,7 +466,22 @@ def test_explain_says_which_members_and_features() -> None:
         torch.testing.assert_close(reason.contributions.contributions, h * net[2].weight[reason.prediction])
     far = reasons[-1]
     assert far.is_ood
-    assert "rmds" in far.raised_by()
+    assert "mds" in far.raised_by()
     assert str(far).startswith("OOD, p = ")
     (single,) = Detector(net, "energy").calibrate(x).explain(new[:1])
     assert single.members == {"energy": single.p_value}
+
+
+@pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
+def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
+    network = nn.Sequential(nn.Linear(4, 16), norm(16), nn.ReLU(), nn.Linear(16, 3))
+    x = torch.randn(100, 4)
+    Detector(network).calibrate(x)
+    assert "the network has random weights" in caplog.text
+    caplog.clear()
+    optimizer = torch.optim.SGD(network.parameters(), 0.1)
+    network(x).square().mean().backward()
+    optimizer.step()
+    Detector(network).calibrate(x)
+    Detector(model()).calibrate(x)  # has no normalisation, so nobody can tell
+    assert not caplog.text

@@ -17,7 +17,10 @@ from spcp import apply_spcp, data
 from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.evaluation import DEFAULT_SCORES, MEASURES, Evaluation, Result, Table, evaluate, over_seeds
+from spcp.methods import SNN
 from spcp.metrics import metrics
+from spcp.model import ScoredModel
+from spcp.networks import mlp
 from spcp.runs import Run
 from spcp.scores import KNN, SCORES, Score
 
@@ -113,6 +116,15 @@ def test_without_truncation(net: Net, tmp_path: Path) -> None:
 def test_shifted_sets_count_as_id_by_request(net: Net, tmp_path: Path) -> None:
     table = evaluate(net, benchmark(), ["energy"], full_spectrum=True, folder=tmp_path)
     assert table.get("energy", "far", "c").n_id == 280
+
+
+def test_search_leaves_alone_what_the_training_method_sets(tmp_path: Path) -> None:
+    """SNN's paper scores by the 20th neighbour; the sweep of the neighbours' score starts at 50."""
+    network, method = mlp(3, inputs=6, width=16), SNN()
+    method.prepare(network, 10)
+    evaluation = Evaluation(ScoredModel(network, method=method), benchmark(), folder=tmp_path)
+    assert evaluation.search("knn").options == {"k": 20}
+    assert evaluation.search("react").options["percentile"] in SCORES["react"][0].sweep["percentile"]
 
 
 def test_search_takes_the_first_of_the_best_without_another_pass(net: Net, tmp_path: Path) -> None:

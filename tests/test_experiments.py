@@ -17,12 +17,14 @@ import pytest
 import torch
 from scipy import stats
 
-from spcp import SPCPLinear, Truncation, cli, fit_threshold
+from spcp import SPCPLinear, Truncation, cli, experiments, fit_threshold
 from spcp.config import Config
 from spcp.data import load_benchmark
 from spcp.errors import InputError
-from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, lab, paper, reproduce
+from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, judged, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
+from spcp.experiments.lab import CHOSEN, ON_NOISE
+from spcp.experiments.measures import MEASURES, positive_share
 from spcp.experiments.outcome import Cell, Support, judge
 from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
@@ -57,17 +59,21 @@ def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     made = folder / "smoke" / name
     outcome = Outcome.read((made / "outcome.json").read_text())
     assert {row["row"] for row in shown} == set(outcome.rows)
-    assert all(np.isfinite(float(row["mean"])) for row in shown)
-    assert len(list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))) == len(shown)
+    for row in shown:  # the paper's table: a line a method, a column a measure
+        numbers = [value for key, value in row.items() if key not in ("row", "seeds") and not key.endswith(" paper")]
+        assert numbers
+        assert np.isfinite([float(number) for number in numbers if number]).all()
+    records = list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))
+    assert len(records) == len(outcome.cells)
+    assert not outcome.claims  # nothing is learnt in four steps
     assert outcome.about["command"] == f"spcp reproduce {name} --budget smoke --seeds 1"
     page, text = html.unescape((made / "report.html").read_text()), (made / "report.md").read_text()
     assert outcome.title in page
     assert outcome.title in text
     assert all((made / "figures" / f"{kind}.svg").exists() for kind in EXPERIMENTS[name].figures)
-    papers = [row for row in shown if row["paper_mean"]]
-    assert bool(papers) == bool(EXPERIMENTS[name].tables)
-    for row in papers:
-        assert float(row["difference"]) == pytest.approx(float(row["mean"]) - float(row["paper_mean"]))
+    assert not any(row["paper_mean"] or row["difference"] for row in records)  # digits are no benchmark of the paper's
+    assert any(row["paper_elsewhere_mean"] for row in records) == bool(EXPERIMENTS[name].tables)
+    assert ("the paper's on " in text) == bool(EXPERIMENTS[name].tables)
 
 
 def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +96,8 @@ def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pyt
     assert runs.scored(row, 0) == expected
 
 
-def test_some_rows(folder: Path) -> None:
+def test_some_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUDGETS, "smoke", dataclasses.replace(BUDGETS["smoke"], verdicts=True))
     outcome = reproduce("cifar10", "smoke", folder, only=["Energy", "SPCP"], seeds=1, log=lambda _: None)
     assert outcome.rows == ("Energy", "SPCP")
     assert outcome.about["command"].endswith("--only Energy,SPCP --seeds 1")
@@ -114,14 +121,67 @@ def test_invalid_input(options: dict[str, object], words: str, folder: Path) -> 
         reproduce(**({"budget": "smoke", "folder": folder, "log": lambda _: None} | options))  # type: ignore[arg-type]
 
 
-def test_full_is_the_papers_setting(tmp_path: Path) -> None:
+# The paper's section 4.1 and appendix C. rho_norm: the choice for SPCP, and for SPCP on top of LogitNorm.
+PAPER = {
+    "cifar10": {"network": "resnet18", "batch_size": 128, "rho_norm": (3.0, 3.0), "subset": None},
+    "cifar100": {"network": "resnet18", "batch_size": 128, "rho_norm": (0.5, 0.5), "subset": None},
+    "imagenet200": {"network": "resnet18_224", "batch_size": 256, "rho_norm": (0.4, 2.0), "subset": 16},
+}
+SHARED = {"epochs": 100, "lr": 0.1, "min_lr": 1e-6, "momentum": 0.9, "weight_decay": 5e-4, "warmup": 0}
+SHARED |= {"images": None, "augment": "full", "precision": "32-true", "width": None}
+METHODS = {  # what their authors, or OpenOOD, have otherwise; the rest is as above
+    "logitnorm": {},
+    "t2fnorm": {},
+    "vos": {},
+    "mos": {},
+    "snn": {},
+    "cider": {"batch_size": 512, "lr": 0.5, "warmup": 10, "weight_decay": 1e-4},
+    "umap": {"batch_size": 256, "weight_decay": 1e-4},
+}
+OPTIONS = {("cider", "cifar100"): {"momentum": 0.5}, ("snn", "cifar100"): {"share": 0.05}}
+OPTIONS |= {("snn", "imagenet200"): {"share": 0.35}}
+
+
+@pytest.mark.parametrize("benchmark", PAPER)
+def test_full_is_the_papers_setting(benchmark: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs, expected = Lab(BUDGETS["full"], tmp_path), PAPER[benchmark]
+    assert runs.seeds == (0, 1, 2)
+    assert runs.rho_norm(benchmark) == expected["rho_norm"][0]
+    for seed in runs.seeds:
+        for row, rho_norm in ((Row("Vanilla"), 0.0), (Row("SPCP", "spcp"), expected["rho_norm"][0])):
+            config = runs.config(dataclasses.replace(row, benchmark=benchmark), seed)
+            assert config.seed == seed
+            for name, value in {**SHARED, "network": expected["network"], "batch_size": expected["batch_size"]}.items():
+                assert getattr(config, name) == value, name
+            assert config.truncation.rho_norm == rho_norm
+            if rho_norm:
+                truncation = config.truncation
+                assert (truncation.beta, truncation.subset, truncation.stages) == (0.999, expected["subset"], "both")
+                assert truncation.initial_threshold in (None, 1000)  # None is 1000
+    monkeypatch.setattr(runs, "run", lambda row, seed: Run(tmp_path, Config()))
+    for method, departures in METHODS.items():
+        config = runs.config(Row("", method, benchmark=benchmark), 0)
+        wanted = {**SHARED, "network": expected["network"], "batch_size": expected["batch_size"], **departures}
+        if benchmark == "imagenet200":
+            wanted["warmup"] = round(wanted["warmup"] * 100 / 90)  # OpenOOD's share of its 90 epochs
+        assert {name: getattr(config, name) for name in wanted} == wanted, method
+        assert config.options == OPTIONS.get((method, benchmark), {}), method
+    both = runs.config(Row("", "logitnorm", {"rho_norm": CHOSEN}, benchmark=benchmark), 0)
+    assert both.truncation.rho_norm == expected["rho_norm"][1]
+    assert both.truncation.beta == 0.999
+
+
+def test_full_has_the_papers_networks_and_benchmarks(tmp_path: Path) -> None:
     runs = Lab(BUDGETS["full"], tmp_path)
-    config = runs.config(Row("SPCP", "spcp", benchmark="cifar100"), 2)
-    assert (config.network, config.epochs, config.batch_size, config.seed) == ("resnet18", 100, 128, 2)
-    assert (config.truncation.rho_norm, config.images, config.augment) == (0.5, None, "full")
     backbones = {runs.config(row, 0).network for row in rows_of("backbones", runs)}
     assert backbones == {"resnet18", "wideresnet28", "densenet100"}
     assert {row.benchmark for row in rows_of("itp", runs)} == {"cifar10", "imagenet200"}
+    panels = {(row.benchmark, row.paper_backbone) for row in rows_of("sparse-patterns", runs)}
+    assert len(panels) == 9  # appendix A: three data sets, three networks
+    assert BUDGETS["full"].grid == (0.1, 0.2, 0.3, 0.4, 0.5, 1.0, 2.0, 3.0, 5.0)
+    assert BUDGETS["full"].betas == (0.0, 0.9, 0.99, 0.999, 0.9999, 1.0)
+    betas = {row.name: runs.config(row, 0).truncation.beta for row in rows_of("ablation-beta", runs)}
+    assert betas == {f"beta={value:g}": value for value in BUDGETS["full"].betas}
 
 
 def test_the_fixed_threshold_is_the_one_that_spcp_ended_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -171,6 +231,121 @@ def test_other_weights_are_scored_anew(tmp_path: Path) -> None:
     assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).scored(row, 0) == again
 
 
+class TestTrainedOnly:
+    """`--trained`: publish what is there."""
+
+    def test_rows_and_seeds_that_are_missing_are_said(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setitem(BUDGETS, "smoke", dataclasses.replace(BUDGETS["smoke"], verdicts=True))
+        quiet = {"log": lambda _: None}
+        with pytest.raises(InputError, match="nothing of ablation-rho is trained there yet; leave out --trained"):
+            reproduce("ablation-rho", "smoke", tmp_path, trained_only=True, **quiet)  # type: ignore[arg-type]
+        runs = Lab(BUDGETS["smoke"], tmp_path / "smoke", **quiet)  # type: ignore[arg-type]
+        for seed in (0, 1):
+            runs.run(Row("", benchmark="digits"), seed)
+        runs.run(Row("", "spcp", {"rho_norm": 1.0}, benchmark="digits"), 1)
+        monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained"))
+        outcome = reproduce("ablation-rho", "smoke", tmp_path, trained_only=True, **quiet)  # type: ignore[arg-type]
+        assert outcome.rows == ("rho_norm=0", "rho_norm=1")
+        assert [outcome.seeds(row) for row in outcome.rows] == [(0, 1), (1,)]
+        assert outcome.about["missing"] == "Not trained yet: rho_norm=0.3."
+        assert outcome.about["grid"] == (1.0,)
+        assert outcome.about["command"].endswith("--trained")
+        gain = outcome.claims[0].gains[0]
+        assert (gain.row, gain.other, len(gain.difference.by_seed)) == ("rho_norm=1", "rho_norm=0", 1)
+        text = (tmp_path / "smoke/ablation-rho/report.md").read_text()
+        assert "| rho_norm=1 (1 of 2 seeds) |" in text
+        assert "Not trained yet: rho_norm=0.3." in text
+        assert Outcome.read((tmp_path / "smoke/ablation-rho/outcome.json").read_text()).cells[-1].seeds == (1,)
+
+    def test_a_run_that_is_not_done_is_not_there(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        row, train = Row("", benchmark="digits"), lab.train
+        with monkeypatch.context() as patched:
+            patched.setattr(lab, "train", lambda *args, **kwargs: train(*args, **kwargs, until=1))
+            Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).run(row, 0)
+        assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True).seeds_of(row) == ()
+
+    def test_rho_norm_is_chosen_over_the_seeds_that_all_values_have(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        runs = Lab(BUDGETS["smoke"], tmp_path, seeds=3, trained_only=True, log=lambda _: None)
+        there = {0.3: (0, 1, 2), 1.0: (1,)}
+        areas = {(0.3, 0): 0.9, (0.3, 1): 0.5, (0.3, 2): 0.9, (1.0, 1): 0.6}
+        monkeypatch.setattr(runs, "seeds_of", lambda row: there[row.settings["rho_norm"]])
+        monkeypatch.setattr(runs, "validation", lambda row, seed, how: areas[row.settings["rho_norm"], seed])
+        assert runs.rho_norm("digits") == 1.0
+
+    def test_what_needs_a_run_that_is_missing_is_missing(self, tmp_path: Path) -> None:
+        runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True)
+        for row in (Row("", "umap"), Row("", "fixed"), Row("", "spcp"), Row("", "logitnorm", {"rho_norm": CHOSEN})):
+            assert runs.seeds_of(dataclasses.replace(row, benchmark="digits")) == ()
+
+
+def test_the_papers_figure_stands_beside_ours_only_on_its_benchmark() -> None:
+    values = {"SPCP": {("far", "AUROC"): {0: 90.0}}}
+    for benchmark, beside in (("cifar10", True), ("digits", False)):
+        found = experiments._published(EXPERIMENTS["itp"], [Row("SPCP", "spcp", benchmark=benchmark)], values)
+        assert [bool(figures) for figures in found] == [beside, not beside]
+
+
+def test_scores_that_use_the_head_again_have_a_row_for_each_head(tmp_path: Path) -> None:
+    rows = {row.name: row for row in rows_of("compatibility", Lab(BUDGETS["smoke"], tmp_path))}
+    for name in ("ASH", "GradNorm", "ReAct", "SCALE", "DICE"):
+        assert (rows[f"{name}+SPCP"].head, rows[f"{name}+SPCP (plain head)"].head) == ("trained", "plain")
+        assert rows[f"{name}+SPCP (plain head)"].paper == f"{name}+SPCP"
+
+
+def test_logitnorm_that_did_not_learn_is_not_compared() -> None:
+    accuracy = {"Energy": 90.0, "LogitNorm": 88.5, "LogitNorm+SPCP": 50.0, "Energy+SPCP": 50.0}
+    cells = [Cell(row, "id", "ACC", (value, value), (0, 1)) for row, value in accuracy.items()]
+    cells += [Cell(row, "far", "AUROC", (i, i + 1.0), (0, 1)) for i, row in enumerate(accuracy)]
+    outcome = judged(Outcome("compatibility", "", "small", {}, tuple(cells), ()))
+    assert [claim.text for claim in outcome.claims] == ["Energy detects better with SPCP"]
+    told = "Not compared, because more than 2 points of accuracy are missing: LogitNorm+SPCP 50.0 %."
+    assert outcome.about["unlearnt"] == told
+
+
+def test_patterns_are_measured_before_truncation(folder: Path) -> None:
+    """Cutting what dominates would make any network look denser."""
+    runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
+    rows = [Row("SPCP", "spcp", benchmark="digits"), Row("plain head", "spcp", head="plain", benchmark="digits")]
+    values = MEASURES["sparsity"](runs, rows)
+    for metric in ("top 1 %", "top 10 %", "participation ratio"):
+        assert values["SPCP"]["contributions", metric] == values["plain head"]["contributions", metric]
+
+
+def test_share_of_positive_contributions() -> None:
+    rng = torch.Generator().manual_seed(0)
+    h, W = torch.randn(20, 6, generator=rng).round(), torch.randn(4, 6, generator=rng).round()
+    contributions = torch.einsum("nd,kd->nkd", h, W)
+    assert positive_share(h, W) == pytest.approx(float((contributions > 0).double().mean()))
+
+
+def test_tails_are_the_share_of_ood_inputs_above_the_median_of_id_inputs(folder: Path) -> None:
+    runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
+    row = Row("Vanilla", benchmark="digits")
+    measured = MEASURES["tails"](runs, [row])["Vanilla"]
+    evaluation = runs.evaluation(row, 0)
+    energy = {role: evaluation.bank(role).logits.logsumexp(1).numpy() for role in evaluation.benchmark.sets()}
+    middle = np.sort(energy["test"])[(len(energy["test"]) - 1) // 2]
+    for group in ("near", "far"):
+        shares = [(energy[role] > middle).mean() for role in energy if role.startswith(f"{group}/")]
+        assert measured[group, "tail overlap"][0] == pytest.approx(100 * np.mean(shares), abs=1e-3)
+
+
+def test_rho_norm_is_chosen_on_noise_by_request(folder: Path) -> None:
+    runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
+    areas = {}
+    for value in BUDGETS["smoke"].grid:
+        row = Row("", "spcp", {"rho_norm": value}, benchmark="digits")
+        evaluation = runs.evaluation(row, 0)
+        id_scores, noise = (evaluation.bank(role).logits.logsumexp(1) for role in ("val", "ood_val/noise"))
+        above, tied = (id_scores[:, None] > noise).double(), (id_scores[:, None] == noise).double()
+        areas[value] = float((above + tied / 2).mean())
+        assert runs.validation(row, 0, ON_NOISE) == pytest.approx(areas[value], abs=1e-6)
+    assert runs.rho_norm("digits", how=ON_NOISE) == max(areas, key=lambda value: areas[value])
+    assert runs.config(Row("", "spcp", {"rho_norm": ON_NOISE}, benchmark="digits"), 0).truncation.rho_norm in areas
+
+
 def test_a_row_that_needs_no_rho_norm_trains_no_grid(tmp_path: Path) -> None:
     outcome = reproduce("ablation-stage", "smoke", tmp_path, only=["truncate:none"], seeds=1, log=lambda _: None)
     assert [path.name for path in (tmp_path / "smoke/runs/digits").iterdir()] == ["plain"]
@@ -193,6 +368,12 @@ class TestPaper:
         for table, _, _, method, _, _ in paper.figures():
             assert method in reproduced[table], (table, method)
 
+    def test_mos_as_the_appendix_has_it(self) -> None:
+        """The main table's row, which is commented out, has them swapped."""
+        tables = EXPERIMENTS["cifar10"].tables
+        found = (paper.figure(tables, "cifar10", "ResNet-18", "MOS", "far", metric) for metric in ("AUROC", "FPR95"))
+        assert [figure and figure.mean for figure in found] == [76.41, 62.90]
+
     def test_not_in_the_table(self) -> None:
         assert paper.figure(("cifar",), "cifar10", "ResNet-18", "SPCP", "moon", "AUROC") is None
 
@@ -200,35 +381,83 @@ class TestPaper:
 def test_difference_from_the_paper_is_welchs() -> None:
     rng = np.random.default_rng(0)
     ours, theirs = rng.normal(90, 2, 5), rng.normal(92, 1, 3)
-    cell = Cell("SPCP", "far", "AUROC", tuple(ours), (float(theirs.mean()), float(theirs.std())))
+    cell = Cell("SPCP", "far", "AUROC", tuple(ours), tuple(range(5)), (float(theirs.mean()), float(theirs.std())))
     expected = stats.ttest_ind(ours, theirs, equal_var=False).confidence_interval()
     assert cell.difference == pytest.approx(ours.mean() - theirs.mean())
     assert cell.interval == pytest.approx((expected.low, expected.high))
 
 
+BASE = [80.0, 70.0, 75.0]
+TWO = (("near", "AUROC"), ("far", "AUROC"))
+
+
+def by_seed(values: list[float]) -> dict[int, float]:
+    return dict(enumerate(values))
+
+
+def against_base(*gains: list[float]) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
+    """A row "a" that is better than "b" by this much, in one measure after the other."""
+    ours = {
+        measure: by_seed([x + y for x, y in zip(BASE, gain, strict=True)])
+        for measure, gain in zip(TWO, gains, strict=True)
+    }
+    return {"a": ours, "b": dict.fromkeys(TWO, by_seed(BASE))}
+
+
 @pytest.mark.parametrize(
-    ("near", "far", "margin", "support"),
+    ("near", "far", "margin", "support", "tally"),
     [
-        ([5.0, 6.0, 5.5], [4.0, 4.2, 4.1], 0.0, Support.HOLDS),
-        ([5.0, 6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.PARTLY),
-        ([-5.0, -6.0, -5.5], [4.0, -4.2, 4.1], 0.0, Support.FAILS),
-        ([5.0, -6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.UNCLEAR),
-        ([-0.3, -0.4, -0.2], [-0.1, -0.1, -0.2], 1.0, Support.HOLDS),
-        ([-3.0, -3.1, -3.2], [-0.1, -0.1, -0.2], 1.0, Support.PARTLY),
+        ([5.0, 6.0, 5.5], [4.0, 4.2, 4.1], 0.0, Support.HOLDS, "2 better, 0 worse, 0 unclear"),
+        ([5.0, 6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.PARTLY, "1 better, 0 worse, 1 unclear"),
+        ([5.0, 6.0, 5.5], [-4.0, -4.2, -4.1], 0.0, Support.MIXED, "1 better, 1 worse, 0 unclear"),
+        ([-5.0, -6.0, -5.5], [4.0, -4.2, 4.1], 0.0, Support.FAILS, "0 better, 1 worse, 1 unclear"),
+        ([5.0, -6.0, 5.5], [4.0, -4.2, 4.1], 0.0, Support.UNCLEAR, "0 better, 0 worse, 2 unclear"),
+        ([-0.3, -0.4, -0.2], [-0.1, -0.1, -0.2], 1.0, Support.HOLDS, "2 better, 0 worse, 0 unclear"),
+        ([-3.0, -3.1, -3.2], [-0.1, -0.1, -0.2], 1.0, Support.MIXED, "1 better, 1 worse, 0 unclear"),
     ],
 )
-def test_claims(near: list[float], far: list[float], margin: float, support: Support) -> None:
-    base = [80.0, 70.0, 75.0]
-    better = {
-        (group, "AUROC"): [x + y for x, y in zip(base, gains, strict=True)]
-        for group, gains in (("near", near), ("far", far))
-    }
-    values = {"a": better, "b": {("near", "AUROC"): base, ("far", "AUROC"): base}}
-    assert judge(Claim("a is better", (("a", "b"),), margin=margin), values, {}).support is support
+def test_claims(near: list[float], far: list[float], margin: float, support: Support, tally: str) -> None:
+    result = judge(Claim("a is better", (("a", "b"),), TWO, margin), against_base(near, far), {})
+    assert result.support is support
+    assert result.tally == tally
+
+
+def test_claims_are_corrected_for_the_number_of_comparisons() -> None:
+    """A difference that is clear on its own is not so among others: Holm's correction, over the claim."""
+    gain = [5.0, 6.5, 7.0]  # p = 0.0095
+    clear = stats.ttest_1samp(gain, 0).pvalue
+    assert 0.05 / 8 < clear < 0.05
+    values = against_base(gain, gain)
+    one = judge(Claim("", (("a", "b"),), TWO[:1]), values, {})
+    assert one.support is Support.HOLDS
+    assert one.gains[0].difference.p_value == pytest.approx(clear)
+    values |= {f"b{i}": values["b"] for i in range(7)}
+    eight = judge(Claim("", tuple(("a", other) for other in values if other != "a"), TWO[:1]), values, {})
+    assert eight.tally == "0 better, 0 worse, 8 unclear"
+
+
+def test_a_claim_over_every_set_leaves_out_groups() -> None:
+    columns = ("near", "tin", "svhn", "id")
+    row = {(column, metric): by_seed(BASE) for column in columns for metric in ("AUROC", "FPR95")}
+    result = judge(Claim("", (("a", "b"),), (("every set", "FPR95"),)), {"a": row, "b": row}, {})
+    assert [(gain.column, gain.metric) for gain in result.gains] == [("tin", "FPR95"), ("svhn", "FPR95")]
+
+
+def test_words_that_are_no_test_are_counted() -> None:
+    result = judge(Claim("competitive", (("a", "b"),), TWO, test=False), against_base([5, 6, 5.5], [-5, -6, -5.5]), {})
+    assert result.support is Support.COUNTED
+    assert result.tally == "1 better, 1 worse, 0 unclear"
+
+
+def test_rows_are_compared_over_the_seeds_that_both_have() -> None:
+    ours, theirs = {0: 91.0, 1: 92.0, 2: 93.0}, {1: 81.0, 2: 83.0, 3: 0.0}
+    values = {"a": {TWO[0]: ours}, "b": {TWO[0]: theirs}}
+    (gain,) = judge(Claim("", (("a", "b"),), TWO[:1]), values, {}).gains
+    assert gain.difference.by_seed == (11.0, 10.0)
 
 
 def test_lower_is_better_for_other_metrics() -> None:
-    values = {name: {("near", "FPR95"): [fpr, fpr + 1, fpr]} for name, fpr in (("a", 10.0), ("b", 30.0))}
+    values = {name: {("near", "FPR95"): by_seed([fpr, fpr + 1, fpr])} for name, fpr in (("a", 10.0), ("b", 30.0))}
     (gain,) = judge(Claim("", (("a", "b"),), (("near", "FPR95"),)), values, {("a", "near", "FPR95"): 1.0}).gains
     assert gain.difference.mean == pytest.approx(20)
     assert gain.paper is None  # the paper has no number for the other
@@ -258,7 +487,7 @@ def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:
 def test_rows_have_distinct_names(tmp_path: Path) -> None:
     for budget in BUDGETS.values():
         runs = Lab(budget, tmp_path, seeds=1)
-        runs._chosen = dict.fromkeys(("digits", "cifar10", "tones"), 1.0)
+        runs._chosen = {(benchmark, how): 1.0 for benchmark in ("digits", "cifar10") for how in (CHOSEN, ON_NOISE)}
         runs._benchmarks = dict.fromkeys(("cifar10", "cifar100", "imagenet200"), load_benchmark("digits"))
         for name in EXPERIMENTS:
             names = [label(row) for row in rows_of(name, runs)]

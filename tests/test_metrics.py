@@ -174,3 +174,18 @@ def test_means_over_runs_and_sets_compare_as_the_formula_says() -> None:
         compare_means(first, second[:2])
     with pytest.raises(InputError, match="cannot be paired"):
         compare_means([(id_scores, [ood_scores])], [(other_id[:-1], [other_ood])])
+
+
+def test_one_sample_has_an_area_but_no_variance() -> None:
+    area, variance = auroc_and_variance(Counts.of([1.0], [0.0, 2.0]))
+    assert (area, np.isnan(variance)) == (0.5, True)
+    for id_scores, ood_scores in (([1.0], [0.0, 2.0]), ([1.0, 2.0], [0.0])):
+        with pytest.raises(InputError, match="samples are too few for a test; give at least 2 of each"):
+            compare(id_scores, ood_scores, id_scores, ood_scores)
+
+
+def test_95_percent_of_a_count_is_exact_in_floating_point() -> None:
+    n = np.arange(1, 1_000_001)
+    least = np.ceil(0.95 * n)
+    assert (least / n >= 0.95).all()
+    assert ((least - 1) / n < 0.95).all()

@@ -82,8 +82,8 @@ def test_the_data_guides_code_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
     for i in range(40):
         write_image(tmp_path / "photos" / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)
-    write_image(tmp_path / "cars" / "0.jpg")
-    write_image(tmp_path / "bats" / "0.jpg")
+    write_image(tmp_path / "cars" / "0.jpg", seed=100)
+    write_image(tmp_path / "bats" / "0.jpg", seed=101)
     text = (ROOT / "docs/data.md").read_text()
     names: dict[str, object] = {"spcp": spcp}
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
@@ -146,7 +146,7 @@ def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.chdir(tmp_path)
 
 
-GUIDES = ("index", "getting-started", "method", "decide", "own-data", "own-model", "add-score", "add-method", "faq")
+GUIDES = ("index", "getting-started", "method", "decide", "own-model", "add-score", "add-method", "faq")
 
 
 @pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -157,11 +157,6 @@ def test_the_code_of_the_other_pages_runs(name: str) -> None:
 
     if name == "decide":
         calibrate_run(spcp.train(spcp.config_for("digits", "spcp"), "runs/digits-spcp-0"))
-    if name == "own-data":
-        for i in range(160):
-            write_image(Path("photos") / ("robin", "wren")[i % 2] / f"{i}.jpg", seed=i)
-        for ood in ("cars", "bats"):
-            write_image(Path(ood) / "0.jpg")
     model, x = mlp(), torch.randn(100, 1, 28, 28)
     names = {
         "model": model,
@@ -175,9 +170,43 @@ def test_the_code_of_the_other_pages_runs(name: str) -> None:
     text = (ROOT / f"docs/{name}.md").read_text()
     for code in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
         exec(code, names)
-    for toml in re.findall(r"```toml\n(.*?)```", text, re.DOTALL):
-        Path("birds.toml").write_text(toml)
-        assert spcp.data.load_benchmark("birds.toml").name == "birds"
+
+
+@pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_walk_through_your_own_data(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Run the page from top to bottom on real photos: first as it is written, then with fewer epochs."""
+    from spcp import cli, config
+
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/own-data.md").read_text()
+    names: dict[str, object] = {}
+    said: dict[str, tuple[str, str]] = {}
+    config_for = config.config_for
+    for kind, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+        if kind == "python":
+            exec(block, names)
+        elif kind == "toml":
+            Path("photos.toml").write_text(block)
+        for line in block.splitlines() if kind == "sh" else []:
+            monkeypatch.setattr(sys, "argv", shlex.split(line))
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            out, err = capsys.readouterr()
+            assert end.value.code == 0, (line, err)
+            said.setdefault(line.split()[1], (out, err))
+            if "--epochs" in line:
+                shorter = lambda *args, **changes: config_for(*args, **changes | {"epochs": 2})  # noqa: E731
+                monkeypatch.setattr(config, "config_for", shorter)
+                monkeypatch.setattr(spcp, "config_for", shorter)
+    shown = re.search(r"```\n(photos: .*?)```", text, re.DOTALL)
+    assert shown is not None
+    assert shown[1] in said["train"][1]
+    assert len(said["detect"][0].splitlines()) == 52
+    assert spcp.Run.open("runs/photos-spcp-0").history[-1]["val_accuracy"] > 0.6  # it has learned something
+    assert {"train", "eval", "calibrate", "detect", "tune"} == set(said)
 
 
 def module(path: str) -> Any:
@@ -191,8 +220,49 @@ def module(path: str) -> Any:
 
 
 def test_the_results_are_those_of_the_files() -> None:
-    page = module("docs/results.py").page()
-    assert page == (ROOT / "docs/results.md").read_text(), "run python docs/results.py"
+    for name, text in module("docs/results.py").pages().items():
+        assert text == (ROOT / name).read_text(), f"{name}: run python docs/results.py"
+
+
+def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of nothing, and of one seed of a network; what the budget no longer trains is left out."""
+    from spcp.experiments import Outcome
+    from spcp.experiments.outcome import Cell
+
+    script = module("docs/results.py")
+    monkeypatch.setattr(script, "KEPT", tmp_path)
+    empty = script.pages()["docs/results.md"]
+    assert empty.count("not run with the network that the budget has now") == 2
+    facts = {"command": "spcp reproduce ablation-rho", "data": "cifar10", "images": 50_000, "network": "whitened_cnn"}
+    facts |= {"epochs": 12, "seeds": 2, "machine": "a computer", "date": "today", "versions": "these"}
+    facts |= {
+        "training loss of the plain network": 0.1,
+        "rho_norm": 0.5,
+        "grid": [0.5],
+        "missing": "Not trained yet: x.",
+    }
+    columns = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")] + [("id", "ACC")]
+    cells = [Cell("rho_norm=0", *column, (90.0, 92.0), (0, 1)) for column in columns]
+    cells += [Cell("rho_norm=0.5", *column, (80.0,), (0,)) for column in columns]
+    for name, network in (("ablation-rho", "whitened_cnn"), ("ablation-stage", "resnet10")):
+        outcome = Outcome(name, "a title", "cpu", {**facts, "network": network}, tuple(cells), ())
+        (tmp_path / "new/cpu" / name).mkdir(parents=True)
+        (tmp_path / "new/cpu" / name / "outcome.json").write_text(outcome.json())
+    script.take_over(tmp_path / "new")
+    assert sorted(path.name for path in (tmp_path / "cpu").iterdir()) == [
+        "ablation-rho-curves.svg",
+        "ablation-rho.json",
+        "summary.svg",
+    ]
+    assert "prefers-color-scheme:dark" in (tmp_path / "cpu/summary.svg").read_text()
+    written = script.pages()
+    short = "| CIFAR-10: plain | 2 | 91.0 ±1.0 |"
+    assert short in written["docs/results.md"]
+    assert short in written["README.md"]
+    assert "| CIFAR-10: SPCP, rho_norm=0.5 (chosen) | 1 | 80.0 |" in written["docs/results.md"]
+    assert "| not run | one seed: near AUROC -10.0, near FPR95 +10.0" in written["docs/results.md"]
+    assert "Not trained yet: x." in written["docs/results.md"]
+    assert "| rho_norm=0.5 (1 of 2 seeds) | 80.00 |" in written["docs/results-tables.md"]
 
 
 def test_pages_that_say_what_is_in_the_code_are_up_to_date() -> None:
@@ -280,3 +350,19 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert len(set(listed)) == len(listed)
     assert set(listed) == {path.name for path in ROOT.glob("docs/*.md")} | {"contributing.md", "changes.md"}
+
+
+def test_the_lock_holds_the_versions_of_the_constraints_with_hashes() -> None:
+    def name_of(text: str) -> str:
+        return re.sub(r"[-_.]+", "-", text).lower()
+
+    pins = dict(line.split("==") for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line)
+    versions = {name_of(name): version for name, version in pins.items()}
+    lock = (ROOT / "requirements-dev.lock").read_text()
+    locked = re.findall(r"^(\S+)==(\S+) \\\n    --hash=sha256:", lock, re.MULTILINE)
+    assert len(locked) == len(re.findall(r"^\w", lock, re.MULTILINE)) > 50
+    assert {name: version for name, version in locked if versions.get(name) != version} == {}
+    direct = re.findall(
+        r'^  "([\w-]+)', (ROOT / "pyproject.toml").read_text().split("\ndev = [")[1].split("]")[0], re.M
+    )
+    assert {name_of(name) for name in direct} - {name for name, _ in locked} <= {"spcp", ""}

@@ -31,7 +31,8 @@ from .progress import track
 _log = logging.getLogger("spcp")
 
 SHARD = 8192  # rows
-BATCH = 256  # inputs that are passed through the network at once
+BATCH = 256  # inputs that are passed through the network at once,
+PIECE = 1 << 20  # and numbers in them: 256 images of 32 pixels, 6 of 224
 
 
 class Part(NamedTuple):
@@ -139,10 +140,18 @@ class FeatureBank:
         return self._moments[correct]
 
     def _labelled(self, correct: bool) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield features and labels; where a sample has none, its predicted class stands in."""
+        unlabelled = sum(int((part.labels < 0).sum()) for part in self._parts)
+        if unlabelled and not self._moments:
+            _log.warning("%d of %d samples have no label; their predicted classes stand in", unlabelled, len(self))
         for features, logits, labels, _ in self.parts():
-            if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < self.num_classes:
-                raise InputError("some of these samples have no label; scores are fitted on labelled ones")
-            rows = logits.argmax(1) == labels if correct else slice(None)
+            if len(labels) and int(labels.max()) >= self.num_classes:
+                raise InputError(
+                    f"a label is {int(labels.max())}, but the network has {self.num_classes} classes; count from 0"
+                )
+            predictions = logits.argmax(1)
+            labels = torch.where(labels < 0, predictions, labels)
+            rows = predictions == labels if correct else slice(None)
             yield features[rows], labels[rows]
 
     def percentile(self, percent: float) -> float:
@@ -155,13 +164,16 @@ class FeatureBank:
 def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield inputs and labels (-1 for none) of a tensor, of a pair (inputs, labels), or of batches of either.
 
-    A batch may be a dictionary, too, as Hugging Face's are: `pixel_values`, and maybe `labels`.
+    A batch may be a dictionary, too, as Hugging Face's are: `pixel_values`, and maybe `labels`. A tensor that holds all
+    inputs comes in pieces of up to `size` inputs, fewer if they are large.
     """
     if isinstance(data, np.ndarray):
         data = torch.from_numpy(data)
     data = [data] if isinstance(data, Mapping) else data
-    whole = isinstance(data, Tensor) or (isinstance(data, tuple) and all(isinstance(item, Tensor) for item in data))
-    for batch in [data] if whole else data:
+    if isinstance(data, Tensor) or _is_pair(data):
+        size = min(size, inputs_at_once(data if isinstance(data, Tensor) else data[0]))
+        data = [data]
+    for batch in data:
         if isinstance(batch, Mapping):
             x, y = inputs_and_labels(batch, "a batch")
             batch = (x,) if y is None else (x, y)
@@ -171,9 +183,34 @@ def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
                 f"a batch holds a {type(x).__name__}, not a tensor of inputs; give batches (x, y), or x alone"
             )
         y = torch.full((len(x),), -1) if not rest else torch.as_tensor(rest[0]).reshape(-1).long().cpu()
+        if rest and not torch.equal(y, torch.as_tensor(rest[0]).reshape(-1).cpu()):
+            raise InputError("a batch has labels that are not whole numbers; give class numbers, counted from 0")
         if len(y) != len(x):
             raise InputError(f"a batch has {len(x)} inputs and {len(y)} labels; give one label for each")
         yield from zip(x.split(size), y.split(size), strict=True)
+
+
+def inputs_at_once(x: Tensor) -> int:
+    """Return how many of these inputs are passed through a network at once: a network needs many times their memory."""
+    return max(1, min(BATCH, PIECE // max(1, x[:1].numel())))
+
+
+def _is_pair(data: Any) -> bool:
+    """Return whether data are inputs and one label for each; several tensors are batches if they are shaped alike."""
+    if not isinstance(data, tuple | list) or not data or not all(isinstance(item, Tensor) for item in data):
+        return False
+    x, y = data[0], data[-1]
+    alike = len({item.shape[1:] for item in data}) == 1
+    labels = y.ndim == 1 or (y.ndim == 2 and y.shape[1] == 1)
+    if len(data) == 2 and labels and x.ndim > 1 and not (alike and y.is_floating_point()):
+        return True
+    if not alike:
+        shapes = ", ".join(str(tuple(item.shape)) for item in data)
+        raise InputError(
+            f"tensors of shapes {shapes} are neither inputs and labels nor batches; give inputs (N, ...) and class "
+            "numbers (N,), or batches of one shape but for their lengths"
+        )
+    return False
 
 
 @torch.no_grad()

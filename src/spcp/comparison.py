@@ -25,7 +25,7 @@ class Difference:
 
     by_seed: tuple[float, ...]
     interval: Interval | None  # of the mean over seeds, 95 %; None for a single seed
-    p_value: float | None  # of a paired test over the same samples, where there is one
+    p_value: float | None  # of a paired test, over the same samples or over seeds, where there is one
     verdict: Verdict
 
     @property
@@ -64,6 +64,40 @@ def _judge(by_seed: Sequence[float], interval: Interval | None, margin: float, p
         if not p_value < 0.05:
             return Verdict.UNCLEAR
     return Verdict.BETTER if low > -margin else Verdict.WORSE if high < -margin else Verdict.UNCLEAR
+
+
+def t_p_value(values: Sequence[float], mean: float = 0.0) -> float | None:
+    """Return the two-sided p-value of Student's test that `values` have this mean; None for a single value.
+
+    >>> round(t_p_value([1.0, 2.0, 3.0]), 3)
+    0.074
+    """
+    n = len(values)
+    if n < 2:
+        return None
+    ours, deviation = mean_and_deviation(values)
+    if deviation == 0:
+        return float(ours == mean)
+    t = (ours - mean) * math.sqrt(n - 1) / deviation
+    return float(2 * need("scipy.stats", "scipy").t.sf(abs(t), n - 1))
+
+
+def holm(p_values: Sequence[float | None], level: float = 0.05) -> list[bool]:
+    """Tell which of several tests reject, such that all rejections together are wrong with at most this probability.
+
+    The i-th smallest of n p-values, counted from 0, has to be below `level / (n - i)`, and all before it too (Holm,
+    1979). None is no test.
+
+    >>> holm([0.04, 0.01, None, 0.03])
+    [False, True, False, False]
+    """
+    tests = sorted((p, i) for i, p in enumerate(p_values) if p is not None)
+    rejected = [False] * len(p_values)
+    for rank, (p, i) in enumerate(tests):
+        if not p < level / (len(tests) - rank):
+            break
+        rejected[i] = True
+    return rejected
 
 
 def t_interval(values: Sequence[float], confidence: float = 0.95) -> Interval | None:

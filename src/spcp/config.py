@@ -111,6 +111,8 @@ DEPARTURES: Mapping[tuple[str, str | None], Mapping[str, Any]] = {
     ("cider", None): {"batch_size": 512, "lr": 0.5, "warmup": 10, "weight_decay": 1e-4},
     ("cider", "cifar100"): {"options": {"momentum": 0.5}},
     ("cider", "digits"): {"batch_size": 200, "lr": 0.1, "warmup": 2},
+    ("umap", None): {"batch_size": 256, "weight_decay": 1e-4},
+    ("umap", "digits"): {"batch_size": 100},
     ("snn", "cifar100"): {"options": {"share": 0.05}},
     ("snn", "imagenet200"): {"options": {"share": 0.35}},
     ("snn", "imagenet"): {"options": {"share": 0.35}},

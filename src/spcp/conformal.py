@@ -16,6 +16,8 @@ from torch import Tensor
 
 from .errors import InputError
 
+_ROUNDING = 1e-9  # of ranks: 0.1 * 30 is a bit less than 3
+
 
 def threshold_rank(n: int, alpha: float, delta: float | None = None) -> int:
     """Return which of n calibration scores, counted from the smallest, is the threshold.
@@ -27,15 +29,15 @@ def threshold_rank(n: int, alpha: float, delta: float | None = None) -> int:
         raise InputError(
             f"{n} calibration samples are too few for alpha = {alpha:g}"
             + (f" and delta = {delta:g}" if delta else "")
-            + f"; at least {samples_needed(alpha, delta)} are needed"
+            + f"; at least {samples_needed(alpha, delta)} are needed, {samples_needed(alpha, delta) - n} more"
         )
     if delta is None:
-        return math.floor(alpha * (n + 1) + 1e-9)
+        return min(n, math.floor(alpha * (n + 1) + _ROUNDING))
     # The false alarm rate is Beta(k, n + 1 - k): above alpha with the probability that Binomial(n, alpha) < k.
     count = torch.arange(n + 1, dtype=torch.float64)
     log_ways = math.lgamma(n + 1) - torch.lgamma(count + 1) - torch.lgamma(n - count + 1)
     chance = (log_ways + count * math.log(alpha) + (n - count) * math.log1p(-alpha)).exp()
-    return max(1, int((chance.cumsum(0) <= delta * (1 + 1e-9)).sum()))  # P(Binomial <= k - 1) <= delta
+    return min(n, max(1, int((chance.cumsum(0) <= delta * (1 + _ROUNDING)).sum())))  # P(Binomial <= k - 1) <= delta
 
 
 def samples_needed(alpha: float, delta: float | None = None) -> int:
@@ -44,13 +46,13 @@ def samples_needed(alpha: float, delta: float | None = None) -> int:
     >>> samples_needed(0.05), samples_needed(0.05, 0.1)
     (19, 45)
     """
-    if not 0 < alpha < 1:
-        raise InputError(f"alpha = {alpha:g} must lie between 0 and 1; 0.05 flags at most 5 % of ID samples")
-    if delta is not None and not 0 < delta < 1:
-        raise InputError(f"delta = {delta:g} must lie between 0 and 1; 0.1 lets 10 % of calibrations fail")
+    if not _ROUNDING < alpha < 1 - _ROUNDING:
+        raise InputError(f"alpha = {alpha:.12g} must lie between 0 and 1; 0.05 flags at most 5 % of ID samples")
+    if delta is not None and not _ROUNDING < delta < 1 - _ROUNDING:
+        raise InputError(f"delta = {delta:.12g} must lie between 0 and 1; 0.1 lets 10 % of calibrations fail")
     if delta is None:
-        return math.ceil(1 / alpha - 1e-9) - 1
-    return math.ceil(math.log(delta) / math.log1p(-alpha) - 1e-9)
+        return max(1, math.ceil(1 / alpha - _ROUNDING) - 1)
+    return max(1, math.ceil(math.log(delta) / math.log1p(-alpha) - _ROUNDING))
 
 
 def p_values(scores: Tensor, calibration: Tensor) -> Tensor:

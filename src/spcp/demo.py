@@ -58,8 +58,8 @@ def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], log: Cal
     log("detect: every score on every set")
     title = "A digit, or out of distribution?"
     study = gather(trained, title=title, choice=chosen.rows, benchmark=benchmark, banks=folder / "banks")
-    page = write(study, folder / "report")
     detector, _ = calibrate_run(trained[-1], benchmark=benchmark)
+    page = write(study, folder / "report")
     log(f"calibrate: a detector that flags at most {detector.alpha:.0%} of digits is in {trained[-1].folder}")
     log(f"report: {page}")
     log(f"decide: what is flagged when {ALPHA:.0%} of digits may be, in percent, over {seeds} seed(s)")

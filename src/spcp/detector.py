@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -13,16 +14,17 @@ from typing import Any, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from .bank import BATCH, FeatureBank, batches_of, extract
+from .bank import FeatureBank, batches_of, extract, inputs_at_once
 from .conformal import p_values, split, threshold_rank
 from .contributions import Explanation, SPCPLinear, Truncation, apply_spcp, explanations_of, find_classifier
 from .errors import InputError, check_numbers
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
-from .model import ScoredModel
+from .model import ScoredModel, is_untrained
 from .scores import DEFAULT, SCORES, Consensus, Score, build_score, name_of
 from .scores.base import entering
 
+_log = logging.getLogger("spcp")
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
 _ABOUT: Mapping[str, Any] = {  # what a file says about a detector, and of which type it is
     **dict.fromkeys(("score", "classifier"), str),
@@ -159,7 +161,8 @@ class Detector(nn.Module):
         """Return the predictions and scores, (N,) each, of inputs (a tensor, or batches) or of a bank."""
         if self.score.needs_inputs:
             return self._scores_of_inputs(data)
-        if isinstance(data, Tensor) and 0 < len(data) <= min(BATCH, self.score.rows):  # passed at once: needs no bank
+        at_once = min(inputs_at_once(data), self.score.rows) if isinstance(data, Tensor) else 0
+        if at_once and 0 < len(data) <= at_once:  # needs no bank
             (h, z, predictions), head = self.model.run(data.to(self.model.device))
             return predictions.cpu(), self.score(h.float(), z.float(), head).cpu()
         bank = self.bank(data)
@@ -190,6 +193,8 @@ class Detector(nn.Module):
             delta: if given, the false alarm rate is at most alpha with probability 1 - delta over the draw.
             by_class: set a threshold for each predicted class, so that the guarantee holds within each.
         """
+        if is_untrained(self.model.network):
+            _log.warning("the network has random weights: its normalisation layers are as they were made; load some")
         if self.splits:
             bank = self.bank(data)
             reference, rest = split(len(bank), alpha, delta)

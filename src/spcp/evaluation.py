@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -24,6 +26,8 @@ from .progress import track
 from .runs import Run
 from .scores import MEMBERS, SCORES, Score, applicable, build_score
 from .tables import to_csv, to_json, to_latex, to_markdown
+
+_log = logging.getLogger("spcp")
 
 # What is evaluated by default; ODIN is not among them, because it runs the network again.
 DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos", "consensus-compact", "consensus-logits"))
@@ -223,6 +227,7 @@ class Evaluation:
                 transform = dataclasses.replace(transform, resize=transform.crop)
             return self._proxies[role], transform
         if role == NOISE and role not in sets and self.benchmark.val is not None:
+            _tell_of_noise(self.benchmark.name)
             sets[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
         if role not in sets:
             raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(sets)}")
@@ -314,20 +319,22 @@ class Evaluation:
     def search(self, name: str, ood: str | None = None) -> Score:
         """Return the best of a score's sweep: the largest AUROC of ID against OOD validation data, the first on ties.
 
-        Every combination is fitted anew, on the banks alone. `ood` is the role of the OOD set; by default
-        `ood_validation`.
+        Every combination is fitted anew, on the banks alone. What the training method sets, such as SNN's k, stays.
+        `ood` is the role of the OOD set; by default `ood_validation`.
         """
         self._refresh()
-        base = build_score(name, **self.options_for(name))
+        given = self.options_for(name)
+        base = build_score(name, **given)
+        sweep = {key: values for key, values in base.sweep.items() if key not in given}
         if self.benchmark.val is None:
             raise InputError(f"{self.benchmark.name}: has no validation set to search on; give it one (val)")
         best, chosen = -1.0, base
-        for values in itertools.product(*base.sweep.values()):
-            score = self.fit(build_score(name, **(base.options | dict(zip(base.sweep, values, strict=True)))))
+        for values in itertools.product(*sweep.values()) if sweep else ():
+            score = self.fit(build_score(name, **(base.options | dict(zip(sweep, values, strict=True)))))
             area = self._validation_auroc(score, ood)
             if area > best:
                 best, chosen = area, score
-        return chosen if base.sweep else self.fit(base)
+        return chosen if sweep else self.fit(base)
 
     def validation_auroc(self, name: str, ood: str | None = None) -> float:
         """Return the AUROC of a score on ID against OOD validation data; see `search` for `ood`."""
@@ -438,6 +445,15 @@ class Evaluation:
             )
             values["detection_rate_interval"] = rate_interval(detected, len(ood_scores))
         return Result(name, score.options, group, dataset, accuracy=self.bank("test").accuracy(), alpha=alpha, **values)
+
+
+@functools.cache  # once
+def _tell_of_noise(name: str) -> None:
+    _log.warning(
+        "%s: has no OOD validation data (--ood-val), so Gaussian noise stands in; what is best on noise need not be so "
+        "on real OOD data",
+        name,
+    )
 
 
 def evaluate(

@@ -70,15 +70,12 @@ def _lock(handle: int) -> bool | None:
 def _sweep(path: Path) -> None:
     """Remove what processes that were killed while they wrote this file have left."""
     name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
-    for entry in os.scandir(path.parent):
-        if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
-            with contextlib.suppress(OSError):
-                handle = os.open(entry.path, os.O_WRONLY)
-                try:
-                    if _lock(handle):
+    with contextlib.suppress(OSError):
+        for entry in os.scandir(path.parent):
+            if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                with open(entry.path, "ab") as left:
+                    if _lock(left.fileno()):
                         os.unlink(entry.path)
-                finally:
-                    os.close(handle)
 
 
 @contextlib.contextmanager
@@ -116,6 +113,8 @@ def locked(folder: Path) -> Iterator[None]:
 
 def read_json(path: Path, cure: str) -> Any:
     """Read a JSON file; where that fails, the error ends in the cure."""
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path}: is not a file; {cure}")
     try:
         return json.loads(path.read_bytes())
     except OSError as error:

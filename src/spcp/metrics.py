@@ -92,14 +92,9 @@ def metrics(
     )
 
 
-def _needed(n: int, share: float = 0.95) -> int:
-    """Return the least count of n with `count / n >= share` in floating point."""
-    k = math.ceil(share * n)
-    while k > 1 and (k - 1) / n >= share:
-        k -= 1
-    while k / n < share:
-        k += 1
-    return k
+def _needed(n: int) -> int:
+    """Return the least count with `count / n >= 0.95`, in floating point too (tried for n up to a million)."""
+    return math.ceil(0.95 * n)
 
 
 def _fpr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
@@ -266,6 +261,20 @@ def _sample_placements(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, F
     below = np.searchsorted(ood_sorted, id_scores, "left") + np.searchsorted(ood_sorted, id_scores, "right")
     up_to = np.searchsorted(id_sorted, ood_scores, "left") + np.searchsorted(id_sorted, ood_scores, "right")
     return below / 2 / len(ood_scores), 1 - up_to / 2 / len(id_scores)
+
+
+def is_guessing(accuracy: float, labels: ArrayLike) -> bool:
+    """Return whether an accuracy may be that of guessing the most frequent class, at a level of 5 %.
+
+    >>> is_guessing(0.30, [0, 1, 2, 3, 4] * 5), is_guessing(0.30, [0, 1, 2, 3, 4] * 50)
+    (True, False)
+    """
+    y: Any = np.asarray(labels)
+    y = y[y >= 0]
+    if not len(y):
+        return False
+    chance = float(np.bincount(y).max()) / len(y)
+    return accuracy <= chance + 1.645 * float(np.sqrt(chance * (1 - chance) / len(y)))
 
 
 def mean_and_deviation(values: ArrayLike) -> tuple[float, float]:

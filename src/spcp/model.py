@@ -139,6 +139,20 @@ def _settle(process: int) -> None:
         torch.set_num_threads(1)
 
 
+def is_untrained(network: nn.Module) -> bool:
+    """Return whether all normalisation layers are as they were made, so that the weights are random.
+
+    A network without such layers may be random all the same.
+    """
+    layers = [layer for layer in network.modules() if isinstance(layer, nn.modules.batchnorm._BatchNorm)]
+    states: list[tuple[Tensor | None, Tensor | None]] = [(layer.running_mean, layer.running_var) for layer in layers]
+    if not layers:
+        others = [layer for layer in network.modules() if isinstance(layer, nn.LayerNorm | nn.GroupNorm)]
+        states = [(layer.bias, layer.weight) for layer in others]
+    known = [(shift, scale) for shift, scale in states if shift is not None and scale is not None]
+    return bool(known) and all(not shift.any() and bool((scale == 1).all()) for shift, scale in known)
+
+
 def _view(module: M, views: dict[int, nn.Module]) -> M:
     """Copy a tree of modules, but not their tensors, in evaluation mode; `views` holds the copies by the id of each."""
     if isinstance(module, torch.jit.ScriptModule):  # cannot be copied

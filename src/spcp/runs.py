@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from .config import Config, build_method, build_network
 from .data import Benchmark, Inputs, load_benchmark
+from .data.folders import Bad
 from .detector import Detector
 from .environment import environment
 from .errors import LARGEST, InputError, Rule, check_numbers
@@ -142,9 +143,13 @@ class Run:
             )
         return rows.long()
 
-    def benchmark(self) -> Benchmark:
-        """Load the data: as the folder describes it (`benchmark.toml`), or by the name in the settings."""
-        return load_benchmark(self.description or self.config.benchmark, self.config.root).fewer(self.config.images)
+    def benchmark(self, *, bad: Bad | None = None) -> Benchmark:
+        """Load the data: as the folder describes it (`benchmark.toml`), or by the name in the settings.
+
+        `bad="skip"` leaves out files of a user's data that cannot be read, see `make_benchmark`.
+        """
+        source = self.description or self.config.benchmark
+        return load_benchmark(source, self.config.root, bad=bad).fewer(self.config.images)
 
     @property
     def description(self) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,8 @@ from .metrics import mean_and_deviation
 from .runs import Run
 from .training import train
 
+_log = logging.getLogger("spcp")
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -32,9 +35,11 @@ class Tuning:
     ood: str  # the role of the OOD validation set
     score: str
 
-    def over_seeds(self, rho_norm: float, measure: str = "auroc") -> tuple[float, float]:
-        """Return mean and deviation of a measure for one value."""
-        return mean_and_deviation([row[measure] for row in self.rows if row["rho_norm"] == rho_norm])
+    def over_seeds(self, rho_norm: float, measure: str = "auroc") -> tuple[float, float | None]:
+        """Return mean and deviation of a measure for one value; no deviation for a single seed."""
+        values = [row[measure] for row in self.rows if row["rho_norm"] == rho_norm]
+        mean, deviation = mean_and_deviation(values)
+        return mean, deviation if len(values) > 1 else None
 
 
 def tune(
@@ -85,7 +90,14 @@ def tune(
             rows.append(row | {"accuracy": evaluation.bank("val").accuracy(), "folder": str(run.folder)})
     assert ood is not None
     areas = {value: [row["auroc"] for row in rows if row["rho_norm"] == value] for value in values}
-    return Tuning(tuple(rows), choose(areas), ood, score)
+    tuning = Tuning(tuple(rows), choose(areas), ood, score)
+    area = tuning.over_seeds(tuning.best)[0]
+    if area < 0.5:
+        _log.warning(
+            "the best AUROC of %s on %s is %.1f %%: below 50, it takes OOD for ID; no value of rho_norm helps here",
+            *(score, ood, 100 * area),
+        )
+    return tuning
 
 
 def validation_part(benchmark: Benchmark) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from formats import write_image
 
 from spcp.data import load_benchmark
 from spcp.runs import Run, adopt
@@ -65,6 +66,88 @@ def test_embeddings_get_a_network_that_takes_them(run: Spcp, tmp_path: Path) -> 
     assert Run.open(tmp_path / "r").config.network == "mlp"
     np.save(tmp_path / "new.npy", rng.normal(size=(5, 16)).astype(np.float32))
     assert len(run("detect", tmp_path / "new.npy", "--run", tmp_path / "r").rows()) == 5
+
+
+def few(folder: Path, count: int) -> Path:
+    """Write a few images in five classes."""
+    for i in range(count):
+        write_image(folder / "abcde"[i % 5] / f"{i}.png", (16, 16), seed=i)
+    return folder
+
+
+def test_the_sizes_of_the_parts_are_shown_before_training(run: Spcp, tmp_path: Path) -> None:
+    folder = few(tmp_path / "id", 250)
+    result = run("train", "--id", folder, *SMALL, "--epochs", 1, "--split", "0.6,0.2,0.2", "-o", tmp_path / "r")
+    assert result.code == 0
+    for line in ("id: 5 classes", "train      150  60 % of each class", "val         50  20 % of each class"):
+        assert line in result.err
+    assert result.err.index("test        50") < result.err.index("epoch 1/1")
+    assert [len(part) for part in Run.open(tmp_path / "r").benchmark().sets().values()] == [150, 50, 50]
+    assert "no threshold" not in result.err
+    toml = (tmp_path / "r" / "benchmark.toml").rename(tmp_path / "b.toml")
+    result = run("train", "-b", toml, *TRAINING, "--epochs", 1, "-o", tmp_path / "t")
+    assert result.err.index("val         50  20 % of each class") < result.err.index("epoch 1/1")
+    for split in ("0.6,0.2", "much,of,it"):
+        result = run("train", "--id", folder, *SMALL, "--split", split, "-o", tmp_path / "wrong")
+        assert (result.code, "split" in result.err) == (2, True)
+
+
+def test_too_few_to_calibrate_is_said_before_training(run: Spcp, tmp_path: Path) -> None:
+    result = run("train", "--id", few(tmp_path / "id", 100), *SMALL, "--epochs", 1, "-o", tmp_path / "r")
+    warning = (
+        "spcp: this run will have no threshold: it has 10 validation samples, and alpha = 0.05 needs 19, 9 more; add "
+        "samples, give --split 0.5,0.25,0.25, or take --alpha 0.1\n"
+    )
+    assert result.err.index(warning) < result.err.index("epoch 1/1")
+    assert result.code == 0
+    refused = run("calibrate", tmp_path / "r")
+    assert refused.code == 2
+    assert "10 calibration samples are too few for alpha = 0.05; at least 19 are needed, 9 more" in refused.err
+    assert run("calibrate", tmp_path / "r", "--alpha", 0.1).code == 0
+    result = run("train", "--id", tmp_path / "id", *SMALL, "--split", "0.5,0.25,0.25", "-o", tmp_path / "more")
+    assert "no threshold" not in result.err
+    assert (tmp_path / "more" / "detector.safetensors").exists()
+
+
+@pytest.mark.filterwarnings("default:.*cannot be read and are left out")
+def test_bad_files_are_left_out_if_asked_for(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    shutil.copytree(photos, tmp_path / "photos")
+    folder, out = tmp_path / "photos" / "id", tmp_path / "r"
+    (folder / "left" / "0.png").write_bytes(b"no")
+    train = ["train", "--id", folder, "--ood", f"plain={tmp_path / 'photos' / 'ood'}", *SMALL, "-o", out]
+    result = run(*train)
+    assert (result.code, "0.png: not a readable image" in result.err, out.exists()) == (2, True, False)
+    result = run(*train, "--bad", "skip")
+    assert result.code == 0
+    assert result.err.count("spcp: id: 1 of 400 files cannot be read and are left out: ") == 1
+    assert sum(len(part) for part in Run.open(out).benchmark().sets().values()) == 429
+    (tmp_path / "photos" / "ood" / "1.png").write_bytes(b"no")
+    described = out / "benchmark.toml"
+    described.write_text(described.read_text().replace('bad = "skip"\n', "").replace(str(folder), str(photos / "id")))
+    for command in (["eval", out, "-s", "energy"], ["calibrate", out]):
+        assert run(*command).code == 2
+        assert run(*command, "--bad", "skip").code == 0
+    assert run("calibrate", out, "--bad", "skip").rows()[-1]["samples"] == "29"
+    tune = ["tune", "--id", folder, *SMALL, "--grid", "0.2", "-o", tmp_path / "t"]
+    assert run(*tune).code == 2
+    assert run(*tune, "--bad", "skip").code == 0
+
+
+def test_a_network_that_guesses_is_named(
+    run: Spcp, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = "is no better than guessing, so scores mean little"
+    assert run("train", "--id", photos / "id", *SMALL, "--no-flip", "-o", tmp_path / "good").code == 0
+    assert said not in caplog.text
+    run("train", "--id", few(tmp_path / "id", 250), *SMALL, "-o", tmp_path / "noise")
+    assert caplog.text.count(said) == 1
+    model = "nn.Sequential(nn.Flatten(), nn.Linear(768, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, num_classes))"
+    (tmp_path / "fresh_model.py").write_text(f"from torch import nn\ndef build(num_classes):\n    return {model}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("spcp.bank.FeatureBank.accuracy", lambda _: 0.5)
+    run("adopt", "fresh_model:build", "--id", photos / "id", "--size", 16, "-o", tmp_path / "adopted")
+    assert caplog.text.count(said) == 2
+    assert caplog.text.count("the network has random weights: its normalisation layers are as they were made") == 1
 
 
 def test_rho_norm_goes_with_every_method(

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from spcp import evaluation
 from spcp.calibration import load_detector
 from spcp.runs import Run
 
@@ -34,3 +35,19 @@ def test_tune_chooses_on_validation_data(run: Spcp, photos: Path, tmp_path: Path
     (tmp_path / "t").rename(tmp_path / "moved")
     moved = Run.open(tmp_path / "moved" / "rho_norm-0" / "seed-1")
     assert moved.benchmark().class_names == ("left", "right")  # described in the folder of the tuning
+
+
+def test_what_a_choice_rests_on_is_said(
+    run: Spcp, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    evaluation._tell_of_noise.cache_clear()
+    arguments = ["tune", "--id", photos / "id", *SMALL, "--grid", "0.2,0.5", "-o", tmp_path / "t"]
+    result = run(*arguments)
+    assert [row["deviation"] for row in result.rows()] == ["", ""]  # of one seed
+    assert caplog.text.count("id: has no OOD validation data (--ood-val), so Gaussian noise stands in") == 1
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert " - " in run(*arguments).out
+    monkeypatch.setattr(evaluation.Evaluation, "validation_auroc", lambda *_: 0.427)
+    run(*arguments)
+    assert caplog.messages[-1].startswith("the best AUROC of energy on ood_val/noise is 42.7 %: below 50,")

@@ -237,6 +237,39 @@ def test_logits_do_not_depend_on_the_batch(outlier: float) -> None:
     torch.testing.assert_close(alone, (64 * lam + b)[None])
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
+@pytest.mark.parametrize("size", [(8, 24, 9), (128, 24, 512)], ids=["dense", "sparse"])
+@pytest.mark.parametrize("scales", [(1.0, 1.0), (1e19, 1e18), (1e37, 1.0), (1.0, 3e37), (1e38, 1.0)], ids=str)
+@pytest.mark.parametrize("values", ["signed", "relu"])
+def test_large_magnitudes(
+    kernels: ModuleType, size: tuple[int, int, int], scales: tuple[float, float], values: str
+) -> None:
+    """Sums of contributions near the largest float: as exact as elsewhere, and finite where the truncated sum is."""
+    h, W, b, g = make(size, values, 0)
+    h, W, g = h * scales[0], W * scales[1], g * 1e-3
+    c = h[:, None, :] * W  # (B, K, D), rounded and overflowed as the kernels' are
+    for lam in (c[c.isfinite()].median(), torch.tensor(1.0), torch.tensor(0.0), c.abs().quantile(0.01)):
+        kept = torch.minimum(c.double(), lam.double())
+        expected, largest = kept.sum(-1) + b, kept.abs().sum(-1) + b.abs()
+        fits = largest < 3.4e38
+        z = kernels.clip(h, W, b, lam).double()
+        assert fits.any()
+        assert z[fits].isfinite().all()
+        assert ((z - expected).abs() <= 2e-6 * largest)[fits].all()
+        passed = (c <= lam).double()
+        for ours, terms in zip(
+            kernels.clip_grad(g, h, W, lam, True, True),
+            ("bk,kd,bkd->bd", "bk,bd,bkd->kd"),
+            strict=True,
+        ):
+            other = W if terms.endswith("bd") else h
+            exact = torch.einsum(terms, g.double(), other.double(), passed)
+            size_ = torch.einsum(terms, g.double().abs(), other.double().abs(), torch.ones_like(passed))
+            fits = torch.einsum(terms, g.double().abs(), other.double().abs(), passed) < 3.4e38
+            assert ours[fits].isfinite().all()
+            assert ((ours.double() - exact).abs() <= 2e-6 * size_)[fits].all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("transposed", [False, True])
 @pytest.mark.parametrize("samples", [0, 6])
@@ -265,6 +298,9 @@ def test_operators_keep_their_promises(dtype: torch.dtype, transposed: bool, sam
         (lambda h, W, b: (h, W, b, torch.ones(3)), ValueError, r"threshold has shape \(3,\)"),
         (lambda h, W, b: (h, W, b, float("nan")), ValueError, "threshold is NaN"),
         (lambda h, W, b: (h, W.to("meta"), b, 1.0), ValueError, "features are on cpu, the weights on meta"),
+        (lambda h, W, b: (h, W, b.to("meta"), 1.0), ValueError, "features are on cpu, the bias on meta"),
+        (lambda h, W, b: (h, W, b, torch.tensor(torch.nan)), ValueError, "threshold is NaN"),
+        (lambda h, W, b: (h.double(), W.double(), b.double(), torch.tensor(torch.nan)), ValueError, "threshold is NaN"),
     ],
 )
 def test_bad_input_is_named(change, error, message) -> None:  # type: ignore[no-untyped-def]

@@ -4,7 +4,7 @@ import reference
 import torch
 from torch import nn
 
-from spcp import apply_spcp, contribution_pattern, explain, fit_threshold, sparsity
+from spcp import apply_spcp, contribution_pattern, explain, fit_threshold, remove_spcp, sparsity
 from spcp.contributions import patterns
 
 
@@ -129,3 +129,20 @@ def test_the_classifier_must_run_once() -> None:
 
     with pytest.raises(ValueError, match="ran 2 times"):
         explain(Twice(), torch.randn(2, 4))
+
+
+@pytest.mark.filterwarnings("ignore:The SPCP threshold is -:UserWarning")
+def test_a_threshold_that_changes_many_predictions_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 64), nn.ReLU(), nn.Linear(64, 5))
+    x = torch.randn(200, 4)
+    plain = network(x).argmax(1)
+    apply_spcp(network, rho_norm=0.01, stages="infer")
+    fit_threshold(network, [x])
+    assert not caplog.messages  # hardly anything is truncated
+    apply_spcp(remove_spcp(network), rho_norm=4.0, stages="infer")
+    fit_threshold(network, x.split(50))
+    changed = 100 * float((network.eval()(x).argmax(1) != plain).double().mean())
+    assert changed > 10
+    (said,) = caplog.messages
+    assert f"changes the predictions of {changed:.0f} % of these samples; compare detection with the plain" in said

@@ -533,7 +533,7 @@ def disk_for(monkeypatch: pytest.MonkeyPatch):
                     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
                 return super().write(data)
 
-        def opened(path: Path, mode: str) -> io.IOBase:
+        def opened(path: Path, mode: str, opener: object = None) -> io.IOBase:
             return io.FileIO(path, mode) if "r" in mode else File(path, mode)
 
         for file in (module, archives):
@@ -565,7 +565,8 @@ def test_a_disk_that_gets_full_while_unpacking_keeps_the_archive(web: Web, publi
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_a_disk_that_is_really_full(publish, tmp_path: Path) -> None:
+def test_a_disk_that_is_really_full(publish, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_no_link", os.open)
     publish(x_bin=BODY)
     part(tmp_path).symlink_to("/dev/full")
     with pytest.raises(DataError, match="is full; free some space"):
@@ -683,6 +684,15 @@ def test_an_interrupt_releases_the_lock_and_keeps_a_download_whose_checksum_was_
         pass
     assert tree_of(download("toy", tmp_path)) == {"x.bin": BODY}
     assert web.asked == [None]
+
+
+def test_a_planted_link_is_not_written_through(tmp_path: Path, publish) -> None:  # type: ignore[no-untyped-def]
+    publish(x_bin=BODY)
+    (tmp_path / "mine").write_bytes(b"precious")
+    part(tmp_path, "x.bin").symlink_to(tmp_path / "mine")
+    with pytest.raises(DataError, match=r"x.bin.part"):
+        download("toy", tmp_path)
+    assert (tmp_path / "mine").read_bytes() == b"precious"
 
 
 # What is shown

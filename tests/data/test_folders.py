@@ -1,7 +1,9 @@
 import os
 import shutil
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from formats import pixels, write_image, write_sound, write_tin
 from PIL import Image
@@ -29,6 +31,63 @@ def test_images_by_class(tmp_path: Path) -> None:
     assert isinstance(image, Image.Image)
     assert label == 3
     assert data.histogram(files) == {"9": 1, "10": 1, "cat": 1, "dog": 2}
+
+
+def test_what_is_left_out_is_counted_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "photos"
+    for i in range(12):
+        write_image(folder / "cat" / f"{i}.png", seed=i)
+        write_image(folder / "dog" / f"{i}.png", seed=100 + i)
+    assert data.read_folder(folder).notes == ()
+    for name in ("cat/.DS_Store", "dog/.DS_Store", "cat/Thumbs.db", "dog/list.txt", "__MACOSX/cat/._0.png"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(b"x")
+    (note,) = data.make_benchmark(folder, size=16).notes  # no warning: this is harmless
+    assert note == f"{folder}: left out: 2 .DS_Store, 1 __MACOSX, 1 Thumbs.db, 1 *.txt"
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)  # as if pillow-heif were not installed
+    (folder / "eel").mkdir()
+    for name in ("cat/a.HEIC", "cat/b.heic", "eel/c.mov"):
+        (folder / name).write_bytes(b"x")
+    with pytest.warns(UserWarning) as warned:  # noqa: PT030
+        benchmark = data.make_benchmark(folder, size=16)
+    notes = [
+        f"{folder}: left out: 2 .DS_Store, 2 *.heic, 1 __MACOSX, 1 Thumbs.db, 1 *.txt, 1 *.mov"
+        "; pip install 'spcp[heic]' reads HEIC",
+        f"{folder / 'eel'}: holds no image files, so it is no class; fill or remove it",
+    ]
+    assert [str(warning.message) for warning in warned] == list(benchmark.notes) == notes
+    assert benchmark.class_names == ("cat", "dog")
+    assert all(f"note: {note}" in benchmark.summary() for note in notes)
+    with pytest.raises(data.DataError, match=r"holds no image files .*left out: 1 \*.mov; check the path"):  # noqa: SIM117
+        with pytest.warns(UserWarning, match=r"1 \*.mov"):
+            data.read_folder(folder / "eel")
+
+
+def test_a_zip_of_macos_keeps_its_parts(tmp_path: Path) -> None:
+    for part in ("train", "test"):
+        for i in range(4):
+            write_image(tmp_path / "set" / part / "ab"[i % 2] / f"{part}{i}.png", seed=i)
+    (tmp_path / "set" / "__MACOSX").mkdir()
+    assert [len(part) for part in data.make_benchmark(tmp_path / "set", size=16).sets().values()] == [4, 4]
+
+
+def test_heic(tmp_path: Path) -> None:
+    pillow_heif = pytest.importorskip("pillow_heif")
+    pillow_heif.register_heif_opener()
+    original = write_image(tmp_path / "cat" / "a.png", (64, 48))
+    Image.fromarray(original).save(tmp_path / "cat" / "a.HEIC", quality=95)
+    files = data.read_folder(tmp_path)
+    assert files.paths == ("cat/a.HEIC", "cat/a.png")
+    image = files[0][0]
+    assert image.size == (64, 48)
+    assert abs(np.asarray(image.convert("RGB")).astype(int) - original).mean() < 4
+
+
+def test_heic_without_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.heic").write_bytes(b"x")
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    with pytest.raises(data.DataError, match=r"a.heic: this needs pillow-heif: pip install 'spcp\[heic\]'"):
+        open_image(tmp_path / "a.heic")
 
 
 def test_links_that_lead_back_up(tmp_path: Path) -> None:

@@ -173,3 +173,39 @@ def test_augmentations() -> None:
 def test_bad_transforms(options: dict[str, object], message: str) -> None:
     with pytest.raises(data.DataError, match=message):
         data.ImageTransform(**({"resize": 32, "crop": 32, "mean": (0.5,), "std": (0.5,)} | options))  # type: ignore[arg-type]
+
+
+def test_an_image_that_cannot_be_made_grey(tmp_path: Path) -> None:
+    Image.new("LAB", (16, 16)).save(tmp_path / "a.tiff")
+    grey = data.ImageTransform(8, 8, (0.5,), (0.5,))
+    with pytest.raises(data.DataError, match=r"a.tiff: an image of mode LAB cannot be made L .*; convert it"):
+        list(data.Loader(data.read_folder(tmp_path), grey, cache=False))
+
+
+@pytest.mark.parametrize("ending", ["jpg", "png", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_photos_are_upright(tmp_path: Path, ending: str, orientation: int) -> None:
+    upright = Image.fromarray(pixels(6, 9, 3)).resize((90, 60), Image.Resampling.NEAREST)
+    # How a camera that was held so stores the picture: the inverse of what EXIF says has to be done.
+    turn = Image.Transpose
+    inverse = {2: turn.FLIP_LEFT_RIGHT, 3: turn.ROTATE_180, 4: turn.FLIP_TOP_BOTTOM, 5: turn.TRANSPOSE}
+    inverse |= {6: turn.ROTATE_90, 7: turn.TRANSVERSE, 8: turn.ROTATE_270}
+    stored = upright.transpose(inverse[orientation]) if orientation in inverse else upright
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    path = tmp_path / f"a.{ending}"
+    stored.save(path, exif=exif, quality=95)
+    seen = np.asarray(open_image(path).convert("RGB")).astype(int)
+    assert seen.shape == (60, 90, 3)
+    assert abs(seen - np.asarray(upright)).mean() < 12
+    item = as_image(Image.open(path), "an item")  # of another library's data set
+    assert np.array_equal(np.asarray(item.convert("RGB")), seen)
+    again = as_image(open_image(path), "a file")  # not turned twice
+    assert np.array_equal(np.asarray(again.convert("RGB")), seen)
+
+
+def test_damaged_exif_data_costs_nothing_but_the_orientation(tmp_path: Path) -> None:
+    original = pixels(8, 9, 3)
+    for damaged in (b"Exif\0\0XXXXXXXXXXXX", b"Exif\0\0"):
+        Image.fromarray(original).save(tmp_path / "a.png", exif=damaged)
+        assert np.array_equal(np.asarray(open_image(tmp_path / "a.png")), original)

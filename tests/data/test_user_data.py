@@ -33,7 +33,7 @@ def test_folders(photos: Path) -> None:
     parts = [set(part.paths) for part in (b.train, b.val, b.test)]  # type: ignore[union-attr]
     assert len(set.union(*parts)) == sum(map(len, parts)) == 40
     assert len(parts[0]) > 26
-    assert "by a hash of the path" in b.summary()
+    assert "80 % of each class" in b.summary()
     x = data.prepare(b.train, b.transform).x.double() / 255  # type: ignore[arg-type]
     np.testing.assert_allclose(b.transform.mean, x.mean((0, 2, 3)), atol=1e-6)  # type: ignore[union-attr]
     np.testing.assert_allclose(b.transform.std, x.std((0, 2, 3), correction=0), atol=1e-6)  # type: ignore[union-attr]
@@ -42,13 +42,69 @@ def test_folders(photos: Path) -> None:
         assert next(iter(b.loader(role)))[0].shape[1:] == (3, 32, 32)
 
 
-def test_a_file_stays_in_its_part_when_others_come(photos: Path) -> None:
-    before = data.make_benchmark(photos / "photos", size=32)
-    for i in range(100, 150):
-        write_image(photos / "photos" / "cat" / f"{i}.png", (50, 40), seed=i)
-    after = data.make_benchmark(photos / "photos", size=32)
-    for part in ("train", "val", "test"):
-        assert set(getattr(before, part).paths) <= set(getattr(after, part).paths)
+def parts_of(benchmark: data.Benchmark) -> dict[str, str]:
+    """Return the part that each file is in."""
+    sets = {part: getattr(benchmark, part) for part in ("train", "val", "test")}
+    return {path: part for part, files in sets.items() if files for path in files.paths}
+
+
+def touch(folder: Path, count: int, start: int = 0) -> None:
+    """Make files that are never decoded."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for i in range(start, start + count):
+        (folder / f"{i}.jpg").touch()
+
+
+LARGE = {"mean": (0.5,) * 3, "std": (0.5,) * 3}  # nothing to measure
+
+
+def test_every_class_is_split_by_the_shares(tmp_path: Path) -> None:
+    counts = {"apple": 50, "bread": 50, "cup": 50, "dish": 97, "egg": 3}
+    for name, count in counts.items():
+        touch(tmp_path / "id" / name, count)
+    for split, shares in ((None, (0.8, 0.1, 0.1)), ((0.6, 0.2, 0.2), (0.6, 0.2, 0.2)), ((50, 30, 20), (0.5, 0.3, 0.2))):
+        b = data.make_benchmark(tmp_path / "id", transform=LARGE, split=split)
+        assert len(parts_of(b)) == sum(counts.values())
+        for share, part in zip(shares, (b.train, b.val, b.test), strict=True):
+            assert part is not None
+            assert f"{100 * share:g} % of each class" in b.summary()
+            for name, n in data.histogram(part).items():
+                assert n == 1 if name == "egg" else abs(n - share * counts[name]) <= 1
+            assert set(data.histogram(part)) == set(counts)
+    assert data.make_benchmark(tmp_path / "id", transform=LARGE, split=(0.9, 0, 0.1)).val is None
+    (tmp_path / "id" / "egg" / "0.jpg").unlink()
+    with pytest.raises(data.DataError, match="id: class egg has 2 samples, too few to be split; add samples"):
+        data.make_benchmark(tmp_path / "id", transform=LARGE)
+
+
+@pytest.mark.parametrize("split", [(0.8, 0.2), (0.8, 0.1, 0.2), (1, 0, 0), (0.5, -0.1, 0.6), "0.8", ("a", "b", "c")])
+def test_shares_that_are_none(photos: Path, split: object) -> None:
+    with pytest.raises(data.DataError, match="must be the shares of training, validation and test data"):
+        data.make_benchmark(photos / "photos", size=32, split=split)  # type: ignore[arg-type]
+
+
+def test_data_that_is_divided_already_is_not_split(photos: Path) -> None:
+    parts = {"train": photos / "photos", "test": photos / "photos"}
+    with pytest.raises(data.DataError, match="given as train, val and test already; leave out split"):
+        data.make_benchmark(parts, size=32, split=(0.6, 0.2, 0.2))
+    for part in parts:
+        write_image(photos / "halves" / part / "a" / f"{part}.png")
+    with pytest.raises(data.DataError, match="halves: is divided into training and test data already; leave out split"):
+        data.make_benchmark(photos / "halves", size=32, split=(0.6, 0.2, 0.2))
+
+
+def test_files_stay_in_their_part_when_others_come(tmp_path: Path) -> None:
+    for name in ("cat", "dog"):
+        touch(tmp_path / "id" / name, 200)
+    before = parts_of(data.make_benchmark(tmp_path / "id", transform=LARGE))
+    touch(tmp_path / "id" / "cat", 100, start=200)
+    after = parts_of(data.make_benchmark(tmp_path / "id", transform=LARGE))
+    moved = {path: (part, after[path]) for path, part in before.items() if after[path] != part}
+    assert len(moved) <= 8
+    assert all(path.startswith("cat/") for path in moved)
+    assert ("train", "val") not in moved.values()
+    (tmp_path / "id").rename(tmp_path / "elsewhere")
+    assert parts_of(data.make_benchmark(tmp_path / "elsewhere", transform=LARGE)) == after
 
 
 def test_options_change_the_default_transform_and_nothing_else(photos: Path) -> None:
@@ -150,6 +206,21 @@ def test_bad_files_can_be_left_out(photos: Path) -> None:
     assert len(b.far["cars"]) == 4
 
 
+def test_settings_are_not_chosen_on_what_they_are_tested_on(photos: Path) -> None:
+    (photos / "copies" / "deep").mkdir(parents=True)
+    (photos / "copies" / "deep" / "other name.jpg").write_bytes((photos / "cars" / "3.jpg").read_bytes())
+    write_image(photos / "copies" / "new.jpg", (60, 60), seed=300)
+    for val in ("cars", "copies"):
+        with pytest.raises(data.DataError, match=r"ood_val/v and far/cars share .*; choose settings on other OOD data"):
+            data.make_benchmark(photos / "photos", {"cars": photos / "cars"}, ood_val={"v": photos / val}, size=32)
+    (photos / "cars" / "copy.png").write_bytes((photos / "photos" / "cat" / "0.png").read_bytes())
+    with pytest.raises(data.DataError, match=r"far/cars: .*copy.png is both ID and OOD, one of 1 files"):
+        data.make_benchmark(photos / "photos", {"cars": photos / "cars"}, size=32)
+    x = torch.randn(60, 4)
+    with pytest.raises(data.DataError, match="ood_val/v and near/n hold the same samples; choose settings on other"):
+        data.make_benchmark((x, torch.arange(60) % 2), near={"n": x[:9]}, ood_val={"v": x[:9].clone()})
+
+
 def test_large_images_take_imagenets_transform(photos: Path) -> None:
     b = data.make_benchmark(photos / "photos", ood_val="gaussian")
     assert b.transform == data.ImageTransform(256, 224, (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), "resized_crop")
@@ -162,10 +233,11 @@ def test_toml(photos: Path) -> None:
         name = "pets"
         [id]
         path = "photos"
+        split = [0.5, 0.25, 0.25]
         [ood]
         near = { bats = "bats" }
         far = { cars = "cars" }
-        val = { more = "cars" }
+        val = "uniform"
         [transform]
         size = 24
         mean = [0.5, 0.5, 0.5]
@@ -175,7 +247,8 @@ def test_toml(photos: Path) -> None:
     )
     b = data.load_benchmark(str(photos / "b.toml"))
     assert b.name == "pets"
-    assert set(b.sets()) == {"train", "val", "test", "ood_val/more", "near/bats", "far/cars"}
+    assert set(b.sets()) == {"train", "val", "test", "ood_val/uniform noise", "near/bats", "far/cars"}
+    assert [len(part) for part in (b.train, b.val, b.test)] == [20, 10, 10]  # type: ignore[arg-type]
     assert b.transform == data.ImageTransform(24, 24, (0.5,) * 3, (0.25,) * 3, flip=False)
 
 

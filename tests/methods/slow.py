@@ -58,10 +58,16 @@ def update_prototypes(prototypes: Array, u: Array, y: Array, momentum: float) ->
 
 
 def compactness(u: Array, y: Array, prototypes: Array, tau: float) -> float:
-    """Cross entropy of u . prototypes / tau."""
+    """Cross entropy of u . prototypes / tau, times tau / 0.07."""
     u, prototypes = _float(u, prototypes)
     z = [[float(np.dot(sample, p)) / tau for p in prototypes] for sample in u]
-    return cross_entropy(np.array(z), y)
+    return tau / 0.07 * cross_entropy(np.array(z), y)
+
+
+def class_means(u: Array, y: Array, K: int) -> Array:
+    """Each class's mean of u, scaled to length 1."""
+    (u,) = _float(u)
+    return np.stack([_unit(sum(row for row, k in zip(u, y, strict=True) if k == c)) for c in range(K)])
 
 
 def dispersion(prototypes: Array, tau: float) -> float:
@@ -185,3 +191,9 @@ def top_share_mask(scores: Array, share: float) -> Array:
 def umap_loss(z: Array, y: Array, eta: float) -> float:
     """|CE - eta| + eta."""
     return abs(cross_entropy(z, y) - eta) + eta
+
+
+def umap_score_gradient(g: Array, w: Array, scores: Array) -> Array:
+    """The mask is a step of |score|; its gradient counts as that of |score|: dL/ds = dL/dm sign(s), dL/dm = g w."""
+    g, w, scores = _float(g, w, scores)
+    return g * w * np.where(scores < 0, -1.0, 1.0)

@@ -211,6 +211,58 @@ def test_vos_leaves_the_threshold_to_real_features() -> None:
     assert head.training
 
 
+def test_umap_learns_by_the_size_of_its_scores() -> None:
+    """The mask ranks |score|, so the gradient of a weight reaches its score with the sign of the score."""
+    torch.manual_seed(0)
+    network, method = mlp(3, inputs=6, width=8).double(), UMAP().double()
+    method.prepare(network, 10)
+    method.eta.fill_(0.0)  # the loss is the cross entropy
+    assert all((scores < 0).any() and (scores > 0).any() for scores in method.scores)  # at random
+    x, y = torch.randn(12, 6, dtype=torch.float64), torch.arange(12) % 3
+    method(network, x, y)[0].backward()
+    masked = {name: w.detach().requires_grad_() for name, w in method.masked_weights(network).items()}
+    torch.nn.functional.cross_entropy(torch.func.functional_call(network, masked, (x,)), y).backward()
+    weights = dict(network.named_parameters())
+    for name, scores in zip(method.names, method.scores, strict=True):
+        gradient, held = masked[name].grad, weights[name].detach()
+        assert gradient is not None
+        assert scores.grad is not None
+        close(scores.grad, slow.umap_score_gradient(gradient.numpy(), held.numpy(), scores.detach().numpy()))
+
+
+def test_umap_has_batch_statistics_of_its_own() -> None:
+    """They start as the trained network's and follow the masked one; the unmasked network keeps its own."""
+    torch.manual_seed(0)
+    network, method = cnn(4, width=4), UMAP()
+    x, y = torch.randn(16, 1, 28, 28), torch.arange(16) % 4
+    network.train()(x)
+    method.prepare(network, 10)
+    method.begin(network, [(x, y)])
+    before = network.state_dict(keep_vars=False)
+    before = {name: value.clone() for name, value in before.items()}
+    name = next(name for name in before if name.endswith("running_mean"))
+    own = getattr(method, "masked_" + name.replace(".", "_"))
+    assert torch.equal(own, before[name])
+    method(network.train(), x, y)
+    assert not torch.equal(own, before[name])
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+    network.eval()
+    torch.testing.assert_close(method.outputs(network, x[:3]).logits, method.outputs(network, x).logits[:3])
+
+
+def test_cider_starts_at_the_means_of_the_classes() -> None:
+    torch.manual_seed(0)
+    network, method = mlp(4, inputs=6, width=16), CIDER()
+    method.prepare(network, 10)
+    x, y = torch.randn(20, 6), torch.arange(20) % 3  # nothing of the fourth class
+    before = method.prototypes[3].clone()
+    method.begin(network, [(x[:9], y[:9]), (x[9:], y[9:])])
+    with torch.no_grad():
+        u = normalised(method.projection(network.eval().forward_features(x)))
+    np.testing.assert_allclose(method.prototypes[:3], slow.class_means(u.numpy(), y.numpy(), 3), rtol=1e-4, atol=1e-6)
+    assert torch.equal(method.prototypes[3], before)
+
+
 def test_umap_keeps_the_weights_and_finds_eta() -> None:
     network: Network = cnn(4, width=4)
     before = {name: value.clone() for name, value in network.state_dict().items()}

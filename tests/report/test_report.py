@@ -11,12 +11,15 @@ import torch
 import training_run
 
 from spcp import report, training
+from spcp.calibration import calibrate_run
+from spcp.choice import Choice
 from spcp.data import Benchmark, TensorSet
 from spcp.errors import InputError
 from spcp.metrics import compare
 from spcp.report.figures import draw
 from spcp.report.study import decisions
 from spcp.report.summary import summarize
+from spcp.runs import Run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
 
@@ -123,6 +126,20 @@ def test_the_report_opens_with_the_decision(study: report.Study, written: Path) 
     assert text.index("## Decision") < text.index("## Verdict")
     assert f"| consensus, SPCP (rho_norm 1) (recommended) | {made[0].false_alarm_rate} |" in text
     assert 'id="table-detection_rate"' in page
+
+
+def test_the_report_says_how_the_score_was_chosen(runs: list[Path], data: Benchmark, tmp_path: Path) -> None:
+    run = runs[2] if isinstance(runs[2], Run) else Run.open(runs[2])
+    detector, _ = calibrate_run(run, "auto-proxies", alpha=0.1, benchmark=data)
+    choice = Choice.from_json(detector.notes["choice"])
+    study = report.gather([run], benchmark=data, scores=["energy", "consensus"])
+    folder = report.write(study, tmp_path).parent
+    run.detector_path.unlink()
+    for text in ((folder / "report.html").read_text(), (folder / "report.md").read_text()):
+        assert f"The detector of {run.folder}" in text
+        assert choice.score in text
+        assert choice.reason in text
+        assert "proxy/scrambled" in text
 
 
 def test_a_single_run_has_intervals(runs: list[Path], data: Benchmark) -> None:

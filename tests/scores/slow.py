@@ -102,6 +102,18 @@ def vra(
     return energy(logits(edited, W, b, lam))
 
 
+def vra_of_authors(
+    h: np.ndarray, W: np.ndarray, b: np.ndarray, H: np.ndarray, low: float, high: float, lam: float | None = None
+) -> np.ndarray:
+    """Energy of the head of 0 where h_d < a_d, else min(h_d, c_d); a_d and c_d are percentiles of column d of H."""
+    a, c = (np.percentile(np.asarray(H, dtype=np.float64), p, axis=0) for p in (low, high))
+    edited = np.zeros(h.shape)
+    for i in range(h.shape[0]):
+        for d in range(h.shape[1]):
+            edited[i, d] = 0.0 if h[i, d] < a[d] else min(float(h[i, d]), c[d])
+    return energy(logits(edited, W, b, lam))
+
+
 def ash(
     h: np.ndarray, W: np.ndarray, b: np.ndarray, kind: str, percentile: float = 90, lam: float | None = None
 ) -> np.ndarray:
@@ -235,20 +247,22 @@ def itp(
     l: float = 2.2,  # noqa: E741
     lam: float | None = None,
 ) -> np.ndarray:
-    """Energy of b_k + sum of min(W_kd h_d, lam) over d with mu_d > percentile(mu, p), W_kd h_d < mu_d + l sigma_d."""
+    """Energy of b_k + sum of min(W_kd h_d, lam) over d with mu_kd > the percentile p of all mu, W h < mu + l sigma."""
     h, W, H = (np.asarray(a, dtype=np.float64) for a in (h, W, H))
     K, D = W.shape
     z = np.zeros((len(h), K))
+    mu, sigma = np.zeros((K, D)), np.zeros((K, D))
     for k in range(K):
         c = W[k] * H[y == k]
-        mu = c.mean(axis=0)
-        sigma = c.std(axis=0, ddof=1)
-        threshold = np.percentile(mu, p)
+        mu[k] = c.mean(axis=0)
+        sigma[k] = c.std(axis=0, ddof=1)
+    threshold = np.percentile(mu, p)  # one for all classes
+    for k in range(K):
         for i in range(len(h)):
             z[i, k] = b[k]
             for d in range(D):
                 contribution = W[k, d] * h[i, d]
-                if mu[d] > threshold and contribution < mu[d] + l * sigma[d]:
+                if mu[k, d] > threshold and contribution < mu[k, d] + l * sigma[k, d]:
                     if lam is not None:
                         contribution = min(contribution, lam)
                     z[i, k] += contribution

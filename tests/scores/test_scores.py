@@ -22,7 +22,7 @@ from . import slow
 
 N, M, D, K = 40, 300, 24, 5
 GROUPS = [[0, 1], [2]]  # two groups, each with its "others": 5 columns
-OPTIONS: dict[str, dict[str, Any]] = {"knn": {"k": 7}, "nnguide": {"k": 9, "share": 0.2}, "mos": {"groups": GROUPS}}
+OPTIONS: dict[str, dict[str, Any]] = {"knn": {"k": 7}, "nnguide": {"k": 9, "share": 0.8}, "mos": {"groups": GROUPS}}
 NAMES = [name for name in SCORES if name != "odin"]
 
 
@@ -61,7 +61,7 @@ def reference(name: str, score: Score, head: nn.Linear, data: FeatureBank, fit: 
     H, Z, y = fit.features.double().numpy(), fit.logits.double().numpy(), fit.labels.numpy()
     lam = head.threshold.item() if isinstance(head, SPCPLinear) and head.truncation.stages == "both" else None
     o = score.options
-    guides = torch.randperm(M, generator=torch.Generator().manual_seed(0))[:60]
+    guides = torch.randperm(M, generator=torch.Generator().manual_seed(0))[:240]
     table: dict[str, Callable[[], np.ndarray]] = {
         "msp": lambda: slow.msp(z),
         "maxlogit": lambda: slow.maxlogit(z),
@@ -69,6 +69,7 @@ def reference(name: str, score: Score, head: nn.Linear, data: FeatureBank, fit: 
         "dice": lambda: slow.dice(h, W, b, H, o["p"], lam),
         "react": lambda: slow.react(h, W, b, H, o["percentile"], lam),
         "vra": lambda: slow.vra(h, W, b, H, o["low"], o["high"], lam),
+        "vra-p": lambda: slow.vra_of_authors(h, W, b, H, o["low"], o["high"], lam),
         "ash": lambda: slow.ash(h, W, b, "b", o["percentile"], lam),
         "ash-s": lambda: slow.ash(h, W, b, "s", o["percentile"], lam),
         "ash-p": lambda: slow.ash(h, W, b, "p", o["percentile"], lam),
@@ -239,6 +240,13 @@ def test_one_class(name: str) -> None:
     assert fit_on(build_score(name, **OPTIONS.get(name, {})), data, head).scores(data, head).isfinite().all()
 
 
+@pytest.mark.parametrize(("rows", "guides"), [(100, 100), (1000, 200), (30_000, 300)])
+def test_nnguide_keeps_at_least_200_guides(rows: int, guides: int) -> None:
+    """A hundredth of the training samples, but no fewer than 200, or all if there are not so many."""
+    head = make_head(False)
+    assert len(scores.NNGuide().fit(make_data(head, rows, 1), head).bank) == guides
+
+
 def test_far_away_scores_lower() -> None:
     """What is far from all training data gets a lower score from those that measure distance."""
     head = make_head(False)
@@ -302,6 +310,20 @@ def test_odin() -> None:
     assert not result.requires_grad
 
 
+@pytest.mark.parametrize("name", [name for name, (kind, _) in SCORES.items() if kind.fitted_on])
+def test_predicted_classes_stand_in_for_labels(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    head = make_head(False)
+    labelled = make_data(head, M, 1)
+    h, z = labelled.features, labelled.logits
+    fitted = build_score(name).fit(FeatureBank.of(h, z, z.argmax(1)), head)
+    assert not caplog.messages
+    bank = FeatureBank.of(h, z)
+    unlabelled = build_score(name).fit(bank, head)
+    build_score("she").fit(bank, head)  # which asks for two kinds of moments
+    assert torch.equal(unlabelled.scores(bank, head), fitted.scores(bank, head))
+    assert caplog.messages == [f"{M} of {M} samples have no label; their predicted classes stand in"]
+
+
 def test_bad_names_and_options() -> None:
     with pytest.raises(InputError, match=r"there is no score 'enrgy'; choose one of msp, maxlogit"):
         build_score("enrgy")
@@ -319,8 +341,8 @@ def test_bad_names_and_options() -> None:
         build_score("ash", kind="S").scores(make_data(head, 3, 1), head)
     with pytest.raises(InputError, match=r"ViM: dim = 24 leaves nothing of 24 features"):
         scores.ViM(dim=24).fit(make_data(head, M, 1), head)
-    with pytest.raises(InputError, match="have no label"):
-        scores.Mahalanobis().fit(FeatureBank.of(torch.randn(9, D), torch.randn(9, K)), head)
+    with pytest.raises(InputError, match="a label is 99, but the network has"):
+        scores.Mahalanobis().fit(FeatureBank.of(torch.randn(9, D), torch.randn(9, K), torch.full((9,), 99)), head)
     with pytest.raises(InputError, match=r"they must be \(N, D\), \(N, K\), \(N,\) and \(N,\)"):
         FeatureBank.of(torch.randn(9, D), torch.randn(8, K))
 

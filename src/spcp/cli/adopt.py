@@ -10,7 +10,7 @@ from typer import Argument
 from .app import command
 from .options import Alpha, ScoreName, check_alpha, option
 from .output import note
-from .training import calibrate_if_possible
+from .training import calibrate_if_possible, warn_of_too_few
 from .user_data import DESCRIPTION, DataOptions
 
 
@@ -36,6 +36,7 @@ def adopt_command(
         from ..runs import adopt
 
         benchmark = benchmark or load_benchmark(data.benchmark or "digits", data.root)
+        warn_of_too_few(benchmark, alpha)
         source = DESCRIPTION if data.id_ else data.source(out)
         run = adopt(model, out, benchmark, source=source, weights=weights, root=data.root)
     note(f"run: {out}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from typer import Argument
 
 from .app import command
-from .options import LATEST, Alpha, Json, Model, ScoreName, Truncate, latest_run, open_runs, option
+from .options import LATEST, Alpha, BadFiles, Json, Model, ScoreName, Truncate, latest_run, open_runs, option
 from .output import note, percent, show
 from .training import note_choice
 
@@ -26,6 +26,7 @@ def calibrate_command(
     search: Annotated[bool, option("Choose the score's hyperparameters first.", "--search")] = False,
     truncate: Truncate = True,
     model: Model = None,
+    bad: BadFiles = "raise",
     as_json: Json = False,
 ) -> None:
     """Set the score threshold of a run on its validation data, and show the share of each test set that is flagged.
@@ -38,7 +39,8 @@ def calibrate_command(
 
     (opened,) = open_runs([latest_run(run)], model)
     settings: Any = {"delta": delta, "by_class": by_class, "search": search, "truncate": truncate, "by": by}
-    detector, evaluation = calibrate_run(opened, score, alpha=alpha, **settings)
+    benchmark = opened.benchmark(bad="skip") if bad == "skip" else None  # else as the run has it
+    detector, evaluation = calibrate_run(opened, score, alpha=alpha, benchmark=benchmark, **settings)
     rows = flagged_shares(detector, evaluation)
     show(rows, as_json, f"flagged as OOD at alpha = {alpha:g}", percent("flagged"))
     note_choice(detector)

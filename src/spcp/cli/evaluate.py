@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from ..errors import InputError
 from .app import command
-from .options import Json, Model, Runs, Scores, Truncate, names, open_runs, option
+from .options import BadFiles, Json, Model, Runs, Scores, Truncate, names, open_runs, option
 from .output import note, percent, show
 
 
@@ -21,6 +21,7 @@ def eval_command(
     which: Annotated[str, option("last or best weights.")] = "last",
     truncate: Truncate = True,
     model: Model = None,
+    bad: BadFiles = "raise",
     out: Annotated[Path | None, option("Write all measures to .csv, .json, .md or .tex.", "--out", "-o")] = None,
     as_json: Json = False,
 ) -> None:
@@ -29,6 +30,7 @@ def eval_command(
     [dim]spcp eval runs/digits-spcp-0
     spcp eval runs/* -s energy,knn -o results.csv[/dim]
     """
+    from ..data import load_benchmark
     from ..evaluation import CONVENTION, evaluate
     from ..files import written
     from ..tables import to_csv, to_json
@@ -37,13 +39,15 @@ def eval_command(
         raise InputError(f"--which {which}: must be last or best")
     if out is not None and out.suffix not in (".csv", ".json", ".md", ".tex"):
         raise InputError(f"{out}: must end in .csv, .json, .md or .tex")
+    given = bad if bad == "skip" else None  # else as the data's description has it
     opened = open_runs(runs, model)
     if out is not None and len(opened) > 1 and out.suffix in (".md", ".tex"):
         raise InputError(f"{out}: can hold one run only; name a .csv or .json file, or use spcp report")
     rows: list[dict[str, Any]] = []
     for run in opened:
         options: Any = {"search": search, "full_spectrum": full_spectrum, "which": which, "truncate": truncate}
-        table = evaluate(run, benchmark, names(scores), **options)
+        data = run.benchmark(bad=given) if benchmark is None else load_benchmark(benchmark, run.config.root, bad=given)
+        table = evaluate(run, data, names(scores), **options)
         rows += [{"run": str(run.folder), **record} for record in table.records()]
     if out is not None:
         text = table.markdown() if out.suffix == ".md" else table.latex() if out.suffix == ".tex" else ""

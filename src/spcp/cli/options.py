@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from typer import Argument, Option
 
@@ -44,6 +44,9 @@ ScoreName = Annotated[
         "--score",
         "-s",
     ),
+]
+BadFiles = Annotated[
+    Literal["raise", "skip"], data_option("Files that cannot be read: raise stops at the first, skip leaves them out.")
 ]
 Alpha = Annotated[float, option("Largest false alarm rate: the share of ID samples that may be flagged as OOD.")]
 
@@ -94,7 +97,7 @@ def names(text: str | None) -> list[str] | None:
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
-def numbers(text: str, option: str, kind: Callable[[str], T], example: str) -> list[T]:
+def numbers(text: str, option: str, kind: Callable[[str], T], example: str, *, distinct: bool = True) -> list[T]:
     """Split numbers at commas.
 
     >>> numbers("0, 0.5,1", "--grid", float, "0.1,0.5")
@@ -104,7 +107,7 @@ def numbers(text: str, option: str, kind: Callable[[str], T], example: str) -> l
         values = [kind(part) for part in text.split(",") if part.strip()]
     except ValueError as error:
         raise InputError(f"{option} {text}: must be numbers separated by commas, such as {example}") from error
-    if len(set(values)) < len(values):
+    if distinct and len(set(values)) < len(values):
         raise InputError(f"{option} {text}: give each number once")
     return values
 

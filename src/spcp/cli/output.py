@@ -19,7 +19,7 @@ def note(text: str) -> None:
 
 def result(text: object, end: str = "\n") -> None:
     """Print a result, on standard output; whatever else is printed while a command runs goes to standard error."""
-    print(text, end=end, file=verbosity.results)
+    print(printable(str(text)) if verbosity.results.isatty() else text, end=end, file=verbosity.results)
 
 
 def show(
@@ -33,12 +33,17 @@ def show(
 
 
 def percent(*keys: str) -> Callable[[Record], Record]:
-    """Return a function that writes fractions of a row in percent, for `show`.
+    """Return a function that writes fractions of a row in percent, and "-" where there is none, for `show`.
 
     >>> percent("flagged")({"dataset": "test", "flagged": 0.005})
     {'dataset': 'test', 'flagged (%)': '0.50'}
     """
-    return lambda row: {f"{k} (%)" if k in keys else k: f"{100 * v:.2f}" if k in keys else v for k, v in row.items()}
+
+    def written(row: Record) -> Record:
+        shares = {k: "-" if v is None else f"{100 * v:.2f}" for k, v in row.items() if k in keys}
+        return {f"{k} (%)" if k in keys else k: shares.get(k, v) for k, v in row.items()}
+
+    return written
 
 
 def _print_table(rows: Sequence[Record], title: str) -> None:

@@ -18,6 +18,7 @@ def reproduce_command(
     budget: Annotated[str, option("full, cpu, small or smoke.", "--budget", "-b")] = "cpu",
     only: Annotated[str | None, option("Rows or networks, separated by commas; default: all.")] = None,
     seeds: Annotated[int | None, Option(help="Networks of each kind; default: the budget's.", min=1)] = None,
+    trained: Annotated[bool, Option("--trained", help="Train nothing: publish what is trained.")] = False,
     root: Root = None,
     out: Annotated[Path, option("Folder for runs and results.", "--out", "-o")] = Path("reproduce"),
     as_json: Json = False,
@@ -31,17 +32,20 @@ def reproduce_command(
     spcp reproduce compatibility --budget small
     spcp reproduce cifar10 --budget full --root data[/dim]
     """
-    from ..experiments import BUDGETS, EXPERIMENTS, reproduce
+    from ..experiments import BUDGETS, EXPERIMENTS, page, reproduce
 
     if name is None:
         show([{"name": key, "experiment": e.title, "note": e.note} for key, e in EXPERIMENTS.items()], as_json)
         for key, chosen in BUDGETS.items():
             note(f"--budget {key}: {chosen.description}")
         return
-    outcome = reproduce(name, budget, out, only=names(only), seeds=seeds, root=root, log=note)
-    show(outcome.records(), as_json, outcome.title)
+    outcome = reproduce(name, budget, out, only=names(only), seeds=seeds, root=root, trained_only=trained, log=note)
+    show(outcome.records() if as_json else page.records(outcome), as_json, outcome.title, page.for_people)
+    for key in ("note", "missing", "unlearnt"):
+        if key in outcome.about:
+            note(outcome.about[key])
     for claim in outcome.claims:
-        note(f"{claim.support.value}: {claim.text}")
+        note(f"{claim.support.value} ({claim.tally}): {claim.text}")
     for finding in outcome.findings:
         note(finding)
     note(f"written: {out / budget / name / 'report.html'}")

@@ -9,7 +9,7 @@ from ..errors import InputError
 from .app import command
 from .options import Alpha, ScoreName, check_alpha, key_values, method_option, option, training_option
 from .output import note
-from .training import TrainingOptions, calibrate_if_possible
+from .training import TrainingOptions, calibrate_if_possible, warn_of_too_few
 from .user_data import DataOptions
 
 if TYPE_CHECKING:
@@ -44,6 +44,7 @@ def train_command(
     with data.described_in(folder, options.flip, options.network) as benchmark:
         from ..training import train
 
+        warn_of_too_few(benchmark, alpha)
         config = options.config(data, folder, seed=seed, rho_norm=rho_norm and _number_or_auto(rho_norm))
         note(f"network: {config.network}")
         _advise(config, benchmark)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -15,6 +16,7 @@ from .user_data import DESCRIPTION, DataOptions
 
 if TYPE_CHECKING:
     from ..config import Config
+    from ..data import Benchmark
     from ..detector import Detector
     from ..runs import Run
 
@@ -57,16 +59,40 @@ class TrainingOptions:
         return replace(config, benchmark=DESCRIPTION) if data.id_ else config
 
 
+def warn_of_too_few(benchmark: Benchmark | None, alpha: float) -> None:
+    """Say before anything is trained that there is too little validation data for a threshold."""
+    from ..conformal import samples_needed
+
+    if benchmark is None:
+        return
+    parts = [0 if part is None else len(part) for part in (benchmark.train, benchmark.val, benchmark.test)]
+    count, needed = parts[1], samples_needed(alpha)
+    if count >= needed:
+        return
+    share = math.ceil(20 * 1.1 * needed / sum(parts)) / 20  # some more, since every class is rounded
+    split = f", give --split {1 - 2 * share:.2g},{share:g},{share:g}" if share <= 0.3 else ""
+    larger = f", or take --alpha {math.ceil(100 / (count + 1)) / 100:g}" if count >= 4 else ""
+    print(
+        f"spcp: this run will have no threshold: it has {count} validation samples, and alpha = {alpha:g} needs "
+        f"{needed}, {needed - count} more; add samples{split}{larger}",
+        file=sys.stderr,
+    )
+
+
 def calibrate_if_possible(run: Run, alpha: float, score: str | None = None) -> None:
     """Leave a calibrated detector in the folder of a run, if there is enough validation data."""
     from ..calibration import calibrate_run
+    from ..training import warn_of_guessing
 
     try:
         detector, evaluation = calibrate_run(run, score, alpha=alpha)
     except InputError as error:
         print(printable(f"spcp: not calibrated: {error}"), file=sys.stderr)
         return
-    note(f"validation accuracy {100 * evaluation.bank('val').accuracy():.1f} %")
+    bank = evaluation.bank("val")
+    note(f"validation accuracy {100 * bank.accuracy():.1f} %")
+    if not run.history:  # it was adopted; training has said it
+        warn_of_guessing(bank.accuracy(), bank.labels)
     note_choice(detector)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
     note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from ..errors import InputError
-from .options import Root, data_option, named_paths
+from .options import BadFiles, Root, data_option, named_paths, numbers
+from .output import note
 
 if TYPE_CHECKING:
     from ..data import Benchmark
@@ -41,6 +42,10 @@ class DataOptions:
     )
     size: Annotated[int | None, data_option("Height and width of the images in pixels.")] = None
     label: Annotated[str | None, data_option("A regular expression whose group is the class in a path.")] = None
+    split: Annotated[
+        str | None, data_option("Shares of training, validation and test data of each class; default: 0.8,0.1,0.1.")
+    ] = None
+    bad: BadFiles = "raise"
 
     @property
     def name(self) -> str:
@@ -65,7 +70,7 @@ class DataOptions:
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; name a folder (--out)")
         if text is None:
-            yield None
+            yield self._named()
             return
         from ..files import written
 
@@ -90,21 +95,33 @@ class DataOptions:
                 path.unlink()
                 folder.rmdir()
 
+    def _named(self) -> Benchmark | None:
+        """Read the data of a TOML file; None for any other benchmark."""
+        from ..data import load_benchmark
+
+        if not (self.benchmark or "").endswith(".toml"):
+            return None
+        return _shown(load_benchmark(self.source(Path())))
+
     def _description(self, flip: bool, network: str) -> str | None:
         """Return a description of a user's data as TOML, see `spcp.data.read_benchmark`; None for a benchmark."""
         if self.id_ is None:
             given: dict[str, Any] = {"--ood": self.ood, "--near": self.near, "--size": self.size, "--label": self.label}
-            given |= {"--no-flip": not flip, "--ood-val": self.ood_val != "none"}
+            given |= {"--no-flip": not flip, "--ood-val": self.ood_val != "none", "--split": self.split}
+            given |= {"--bad": self.bad == "skip"}
             wrong = next((option for option, value in given.items() if value), None)
             if wrong:
-                raise InputError(f"{wrong}: applies to your data only; name it with --id")
+                raise InputError(
+                    f"{wrong}: applies to your data only; name it with --id, or write it into the TOML file"
+                )
             return None
         if self.benchmark is not None:
             raise InputError("--id and --benchmark: give one of them")
         noise = self.ood_val if self.ood_val in ("gaussian", "uniform") else None
         ood_val = [] if noise or self.ood_val == "none" else [self.ood_val]
+        shares = self.split and numbers(self.split, "--split", float, "0.6,0.2,0.2", distinct=False)
         sections: dict[str, dict[str, Any]] = {
-            "id": {"path": _absolute(self.id_), "label": self.label},
+            "id": {"path": _absolute(self.id_), "label": self.label, "split": shares},
             "ood": {
                 "far": _paths(self.ood, "--ood"),
                 "near": _paths(self.near, "--near"),
@@ -112,7 +129,7 @@ class DataOptions:
             },
             "transform": {**self._preprocessing(network), "flip": None if flip else False},
         }
-        lines = [f"name = {_toml(self.name)}"]
+        lines = [f"name = {_toml(self.name)}"] + ['bad = "skip"'] * (self.bad == "skip")
         for section, values in sections.items():
             entries = [f"{key} = {_toml(value)}" for key, value in values.items() if value not in (None, {})]
             lines += [f"[{section}]", *entries] if entries else []
@@ -139,18 +156,25 @@ def _read(text: str) -> Benchmark:
         path = Path(folder) / DESCRIPTION
         path.write_text(text, encoding="utf-8")
         try:
-            return read_benchmark(path)
+            return _shown(read_benchmark(path))
         except InputError as error:
             raise InputError(str(error).removeprefix(f"{path}: ")) from error
 
 
+def _shown(benchmark: Benchmark) -> Benchmark:
+    """Show what is in a user's data, before anything is made of it."""
+    note(benchmark.summary())
+    return benchmark
+
+
 def _but_for_paths(text: str) -> Any:
-    """Return what a description says, but for the name and the paths of the data."""
+    """Return what a description says, but for the name and the paths of the data, and whether bad files are skipped."""
     try:
         table = tomllib.loads(text)
         table["id"] |= {"path": ""}
         groups = {key: value for key, value in table.get("ood", {}).items() if isinstance(value, dict)}
-        return table | {"name": "", "ood": table.get("ood", {}) | {key: sorted(groups[key]) for key in groups}}
+        ood = table.get("ood", {}) | {key: sorted(groups[key]) for key in groups}
+        return table | {"name": "", "bad": "", "ood": ood}
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
         return text
 

@@ -69,8 +69,9 @@ def check_classifier(h: Tensor, W: Tensor, b: Tensor | None = None) -> torch.dty
             raise TypeError(f"{name} is of dtype {x.dtype}; convert it to a floating point dtype.")
     if len(dtypes) > 1 and not torch.is_autocast_enabled(h.device.type):
         raise TypeError(f"The features are of dtype {h.dtype}, the weights of {W.dtype}; convert them to one dtype.")
-    if h.device != W.device:
-        raise ValueError(f"The features are on {h.device}, the weights on {W.device}; move them to one device.")
+    for name, x in (("weights", W), ("bias", b)):
+        if x is not None and x.device != h.device:
+            raise ValueError(f"The features are on {h.device}, the {name} on {x.device}; move them to one device.")
     if W.dim() != 2 or 0 in W.shape:
         raise ValueError(f"W has shape {tuple(W.shape)}; it must be (K, D), one row of weights for each class.")
     if h.dim() == 0 or h.shape[-1] != W.shape[1]:

@@ -13,6 +13,7 @@
  * Arrays are row-major. Entry points return 0, or -1 when memory ran out. Products are rounded before they are
  * compared (compile with -ffp-contract=off), so that every path agrees on which side of lam a contribution lies.
  */
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
@@ -24,6 +25,7 @@
 #define VECTORS (LANES / 8)
 #define CLASS_TILE 8      /* classes between two changes of lanes, so that both stay in cache */
 #define TILE 128          /* features at a time */
+#define CANCELLED 4       /* times as large as the rest, an excess has cost the logit two bits */
 #define SMALL 32          /* a bracket of so few contributions is sorted out one by one */
 
 typedef int64_t i64;
@@ -143,8 +145,8 @@ VECTORIZED static void add_excess(const float *restrict w, const float *restrict
     for (int v = 0; v < VECTORS; v++) sum[v] = local[v];
 }
 
-/* Where the excess is far larger than what it leaves (an outlier among the samples), little but rounding is left, or
- * NaN; there the logit is summed up anew, so that it does not depend on the batch it is in. */
+/* Where the excess is larger than what it leaves (an outlier among the samples), rounding is left, and where a sum
+ * overflowed, infinity or NaN; there the logit is summed up anew, so that it does not depend on the batch it is in. */
 int spcp_excess(const float *h, const float *W, const float *bias, float lam, float *z, i64 B, i64 D, i64 K,
                 int threads) {
     const i64 groups = ceil_div(B, LANES);
@@ -168,7 +170,7 @@ int spcp_excess(const float *h, const float *W, const float *bias, float lam, fl
                 }
                 for (i64 b = g * LANES; b < least((g + 1) * LANES, B); b++) {
                     const float over = ((float *)sum)[b % LANES], left = z[b * K + k] - over;
-                    if (over <= 256 * fabsf(left)) z[b * K + k] = left;
+                    if (over <= CANCELLED * fabsf(left) && fabsf(left) <= FLT_MAX) z[b * K + k] = left;
                     else {
                         clipped_sums(W + k * D, h + b * D, lam, D, 1, z + b * K + k);
                         z[b * K + k] += bias ? bias[k] : 0;

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ..compiled import load_library
+from . import eager
 
 # From so many samples and classes on, a GEMM and its sparse correction beat one fused dense pass: with fewer samples
 # most lanes would be empty, with fewer classes too large a share of the weights would have to be read.
@@ -36,8 +37,6 @@ def available() -> bool:
 def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
     """Return `z[b,k] = sum_d min(W[k,d] * h[b,d], threshold) + b[k]`."""
     h, W, bias, lam = h.contiguous(), W.contiguous(), None if b is None else b.contiguous(), threshold.item()
-    if math.isnan(lam):
-        raise ValueError("threshold is NaN; it must be a number.")
     if lam == torch.inf or (h.shape[0] >= MANY_SAMPLES and W.shape[0] >= MANY_CLASSES):
         z = torch.nn.functional.linear(h, W, b)  # (B, K)
         if lam < torch.inf:
@@ -55,7 +54,13 @@ def clip_grad(g: Tensor, h: Tensor, W: Tensor, threshold: Tensor, need_h: bool, 
     grad_W = g.t() @ h if need_W else W.new_empty(0)
     if lam < torch.inf:
         _run("spcp_excess_grad", h, W, g, lam, grad_h, grad_W)
+        if not _finite(grad_h, grad_W) and _finite(g, h, W):  # a sum overflowed that truncation may leave finite
+            return eager.clip_grad(g, h, W, threshold, need_h, need_W)
     return grad_h, grad_W
+
+
+def _finite(*tensors: Tensor) -> bool:
+    return all(math.isfinite(tensor.sum().item()) for tensor in tensors)
 
 
 def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:

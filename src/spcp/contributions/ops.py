@@ -6,6 +6,7 @@ float64 on one device.
 
 from __future__ import annotations
 
+import math
 from types import ModuleType
 
 import torch
@@ -38,6 +39,8 @@ def kernels_for(h: Tensor) -> ModuleType:
 def _clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
     if h.shape[0] == 0:
         return h.new_zeros(0, W.shape[0])
+    if threshold.device.type == "cpu" and math.isnan(threshold.item()):  # to look would wait for a GPU
+        raise ValueError("threshold is NaN; it must be a number.")
     return kernels_for(h).clip(h, W, b, threshold)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .clip import clip_contributions
 from .eager import CHUNK
 from .head import SPCPLinear, effective_threshold
 from .surgery import find_classifier
@@ -162,7 +164,7 @@ def fit_threshold(model: nn.Module, data: Iterable[Any]) -> float:
 
     This is for a network that was trained without SPCP: training does this by itself, and does better. To truncate a
     network that was not trained for it costs accuracy and may hurt detection; compare with the plain one on validation
-    data.
+    data. If it changes the predictions of more than a tenth of the samples, the log says so.
 
     Args:
         model: a classifier with an SPCP head (`apply_spcp(model, rho_norm, stages="infer")`); it runs in evaluation
@@ -174,10 +176,22 @@ def fit_threshold(model: nn.Module, data: Iterable[Any]) -> float:
         raise ValueError(f"{name!r} is a plain {type(head).__name__}; call apply_spcp(model, rho_norm=...) first.")
     head._warned.add("never trained")  # this function is what the warning asks for
     total, samples = 0.0, 0
+    some: list[Tensor] = []
     for h in _features(model, data, head):
         total += head.estimate(h).double().sum().item()
+        some += [h] if samples < 1024 else []
         samples += len(h)
     head.threshold.fill_(total / samples)
+    h = torch.cat(some)
+    plain = nn.functional.linear(h, head.weight, head.bias)
+    truncated = clip_contributions(h, head.weight, head.bias, head.threshold)
+    changed = (plain.argmax(1) != truncated.argmax(1)).double().mean().item()
+    if changed > 0.1:
+        logging.getLogger("spcp").warning(
+            "truncation at %.3g changes the predictions of %.0f %% of these samples; compare detection with the plain "
+            "network on validation data, or truncate less (a smaller rho_norm)",
+            *(head.threshold.item(), 100 * changed),
+        )
     return head.threshold.item()
 
 

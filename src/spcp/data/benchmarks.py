@@ -12,6 +12,7 @@ from . import embedded
 from .benchmark import Benchmark
 from .download import data_root
 from .errors import DataError
+from .folders import Bad
 from .images import ImageTransform
 from .noise import noise
 from .openood import BENCHMARKS
@@ -23,19 +24,21 @@ _log = logging.getLogger("spcp")
 
 
 @on_cpu
-def load_benchmark(name: str | Path, root: str | Path | None = None, *, strict: bool = False) -> Benchmark:
+def load_benchmark(
+    name: str | Path, root: str | Path | None = None, *, strict: bool = False, bad: Bad | None = None
+) -> Benchmark:
     """Load a benchmark: cifar10, cifar100, imagenet200 or imagenet; "digits", which is embedded; or a TOML file.
 
     `root` (default: `$SPCP_DATA`, else `./data`) holds official files as they unpack (`cifar-10-batches-bin`, ...), or
     OpenOOD's folders (`images_classic`, `images_largescale`), and OpenOOD's `benchmark_imglist`, where you have it.
     Nothing is decoded yet. A set that is missing is skipped, and the log and `notes` tell how to get it; with `strict`
-    it is an error, as is anything else that is not exactly OpenOOD's.
+    it is an error, as is anything else that is not exactly OpenOOD's. `bad` is for TOML files, see `read_benchmark`.
     """
     name = str(name) if str(name).endswith(".toml") else str(name).lower()
     if name == "digits":
         return _digits()
     if name.endswith(".toml"):
-        return read_benchmark(name)
+        return read_benchmark(name, bad=bad)
     if name not in BENCHMARKS:
         names = ["digits", *BENCHMARKS]
         close = difflib.get_close_matches(name, names, 1)

@@ -163,7 +163,7 @@ def verify(name: str, root: str | os.PathLike[str] | None = None) -> list[str]:
         expected = {path: (int(size), int(crc)) for path, (size, crc) in files.items()}
     except FileNotFoundError:
         raise DataError(f"{manifest} is missing, so {name!r} cannot be verified; {remedy}.") from None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (OSError, ValueError, ArithmeticError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise DataError(f"{manifest} cannot be read ({error}); {remedy}.") from error
     problems = []
     for path, size_and_crc in expected.items():
@@ -296,7 +296,7 @@ def _request(remote: Remote, part: Path, bar: Bar) -> None:
         done = done if resumes else 0
         length = response.headers.get("Content-Length", "")
         expected = done + int(length) if length.isdigit() else remote.size
-        with open(part, "ab" if resumes else "wb") as file:
+        with open(part, "ab" if resumes else "wb", opener=_no_link) as file:
             # The bytes as they are: some servers call a .gz a "Content-Encoding", and requests would decompress it.
             for chunk in response.raw.stream(CHUNK, decode_content=False):
                 file.write(chunk)
@@ -306,6 +306,11 @@ def _request(remote: Remote, part: Path, bar: Bar) -> None:
                     return
         if done < expected:  # older versions of urllib3 end without an error
             raise requests.ConnectionError(f"{done} of {expected} bytes")
+
+
+def _no_link(path: str, flags: int) -> int:
+    """Open a file, but not the one that a link of somebody else leads to."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
 def _finish(name: str, source: Source, missing: list[Remote], area: Path, target: Path, quiet: bool) -> None:

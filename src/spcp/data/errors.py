@@ -33,3 +33,11 @@ def read_bytes(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}; check the path") from error
+
+
+def read_text(path: Path) -> str:
+    """Read a text file, or raise one sentence on why it cannot be read."""
+    try:
+        return read_bytes(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: is not a text file; get it again") from error

@@ -16,7 +16,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .errors import DataError, read_bytes
+from .errors import DataError, read_bytes, read_text
 from .mat import read_mat
 from .plain_pickle import load_plain_pickle
 from .sets import TensorSet
@@ -103,14 +103,19 @@ def _cifar_labels(path: Path, y: np.ndarray, hundred: bool) -> np.ndarray:
 def _cifar_class_names(folder: Path, hundred: bool) -> tuple[str, ...]:
     if not hundred:
         return CIFAR10_CLASS_NAMES
-    if (folder / "fine_label_names.txt").exists():
-        return tuple((folder / "fine_label_names.txt").read_text().split())
-    if (folder / "meta").exists():
+    path = folder / "fine_label_names.txt"
+    if path.exists():
+        names = tuple(read_text(path).split())
+    elif (path := folder / "meta").exists():
         try:
-            return tuple(name.decode() for name in load_plain_pickle(folder / "meta")[b"fine_label_names"])
+            names = tuple(name.decode() for name in load_plain_pickle(path)[b"fine_label_names"])
         except (TypeError, KeyError, AttributeError, UnicodeDecodeError) as error:
-            raise DataError(f"{folder / 'meta'}: holds no fine_label_names; download it again") from error
-    return ()
+            raise DataError(f"{path}: holds no fine_label_names; download it again") from error
+    else:
+        return ()
+    if len(names) != 100:
+        raise DataError(f"{path}: names {len(names)} classes, but CIFAR-100 has 100; download it again")
+    return names
 
 
 def read_cifar10c(folder: str | Path) -> TensorSet:
@@ -174,7 +179,11 @@ def read_idx(path: str | Path) -> np.ndarray:
         size = math.prod(shape)
         if size > 2**40:
             raise DataError(f"{path}: its header promises {size} values; download it again")
-        data = stream.read(size + 1)  # no more than the header promises, whatever the archive unpacks to
+        parts, left = [], size + 1  # no more than the header promises, whatever the archive unpacks to,
+        while left and (part := stream.read(min(left, 1 << 20))):  # and no memory for what is only promised
+            parts.append(part)
+            left -= len(part)
+        data = b"".join(parts)
     except (EOFError, gzip.BadGzipFile, zlib.error, OSError) as error:
         raise DataError(f"{path}: damaged gzip file ({error}); download it again") from error
     if len(data) != size:

@@ -7,9 +7,11 @@ cannot be used, with a warning; `bad="raise"` stops at the first.
 from __future__ import annotations
 
 import dataclasses
+import importlib.util
 import os
 import re
 import warnings
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -17,14 +19,19 @@ from typing import Literal
 import torch
 
 from ..progress import printable
-from .errors import DataError, read_bytes
+from .errors import DataError, read_text
 from .files import Split, check_split
+from .images import HEIC
 from .sets import OOD, FileSet, on_cpu
 
 Bad = Literal["raise", "skip"]
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 SOUNDS = {".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif"}
+MEDIA = {  # that cannot be read, and lie beside photographs and sounds
+    *HEIC, ".avif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".mov", ".mp4",
+    ".m4v", ".avi", ".mkv", ".webm", ".m4a", ".aac", ".wma", ".opus",
+}  # fmt: skip
 
 
 @on_cpu
@@ -45,16 +52,18 @@ def read_folder(
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder; check the path")
     files = list(_walk(folder))
-    images = [file for file in files if _suffix(file) in IMAGES]
+    readable = IMAGES | HEIC if importlib.util.find_spec("pillow_heif") else IMAGES
+    images = [file for file in files if _suffix(file) in readable]
     sounds = [file for file in files if _suffix(file) in SOUNDS]
     if kind is None:
         if images and sounds:
             raise DataError(f"{folder}: holds both images and sounds; choose with kind='image' or kind='audio'")
         kind = "audio" if sounds else "image"
     paths = images if kind == "image" else sounds
+    notes = _left_out(folder, sorted(set(files) - set(paths)))
     if not paths:
-        endings = " ".join(sorted(IMAGES if kind == "image" else SOUNDS))
-        raise DataError(f"{folder}: holds no {kind} files ({endings}); check the path")
+        endings = " ".join(sorted(readable if kind == "image" else SOUNDS))
+        raise DataError("; ".join([f"{folder}: holds no {kind} files ({endings})", *notes, "check the path"]))
     if label == "":
         names = [""] * len(paths)
     elif label is None:
@@ -69,12 +78,30 @@ def read_folder(
     extra = next((name for name in names if name not in number), None)
     if extra is not None:
         raise DataError(f"{folder}: the class {extra!r} is none of the {len(class_names)} given; rename or remove it")
+    if label is None and class_names:
+        folders = {entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_system(entry.name)}
+        for name in sorted(folders - set(names)):
+            notes.append(f"{folder / name}: holds no {kind} files, so it is no class; fill or remove it")
+            warnings.warn(notes[-1], stacklevel=3)
     y = torch.tensor([number[name] for name in names])
-    return FileSet(folder.name, folder, tuple(paths), y, class_names, f"all of {folder.name}", kind)
+    return FileSet(folder.name, folder, tuple(paths), y, class_names, f"all of {folder.name}", kind, tuple(notes))
+
+
+def _left_out(folder: Path, paths: Sequence[str]) -> list[str]:
+    """Name by kind what is left out, in at most one note; a warning if there are images, videos or sounds among it."""
+    kinds = Counter(f"*{_suffix(path)}" if _suffix(path) else PurePosixPath(path).name for path in paths)
+    if not kinds:
+        return []
+    listed = [f"{count} {kind}" for kind, count in kinds.most_common(6)] + ["others"] * (len(kinds) > 6)
+    hint = "; pip install 'spcp[heic]' reads HEIC" if any(_suffix(path) in HEIC for path in paths) else ""
+    note = f"{folder}: left out: {', '.join(listed)}{hint}"
+    if any(_suffix(path) in MEDIA for path in paths):
+        warnings.warn(note, stacklevel=4)
+    return [note]
 
 
 def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Yield the paths below a folder, relative to it, in order, but no hidden ones and no links that lead back up."""
+    """Yield the paths below a folder, relative to it, in order; not below hidden ones or links that lead back up."""
     try:
         info = folder.stat()
         here = (info.st_dev, info.st_ino)
@@ -84,16 +111,23 @@ def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = fr
     except OSError as error:
         raise DataError(f"{folder}: {error.strerror}; check the path and its permissions") from error
     for entry in entries:
-        if entry.name.startswith("."):
-            continue
-        if entry.is_dir():
+        if is_system(entry.name):
+            yield f"{prefix}{entry.name}"
+        elif entry.is_dir():
             yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", above | {here})
         elif entry.is_file():
             yield f"{prefix}{entry.name}"
 
 
+def is_system(name: str) -> bool:
+    """Return whether a file or folder is hidden, or one that a system leaves behind."""
+    return name.startswith(".") or name in {"__MACOSX", "Thumbs.db", "desktop.ini"}
+
+
 def _suffix(path: str) -> str:
-    return PurePosixPath(path).suffix.lower()
+    """Return the ending, in small letters; none for what a system leaves behind."""
+    name = PurePosixPath(path)
+    return "" if is_system(name.name) else name.suffix.lower()
 
 
 def _matched(pattern: str, path: str, folder: Path) -> str:
@@ -120,7 +154,7 @@ def read_imglist(imglist: str | Path, root: str | Path, *, bad: Bad = "raise") -
     """Read an OpenOOD list: lines `path label` (-1 for OOD), split at the first space; paths start at `root`."""
     imglist, root = Path(imglist).expanduser(), Path(root).expanduser()
     paths, y = parse_imglist(imglist, bad=bad)
-    missing = [i for i, path in enumerate(paths) if not (root / path).is_file()]
+    missing = [i for i, path in enumerate(paths) if not os.path.isfile(root / path)]  # False for any name
     if missing:
         message = f"{imglist}: {len(missing)} of {len(paths)} images are not below {root}, such as {paths[missing[0]]}"
         if bad == "raise" or len(missing) == len(paths):
@@ -134,11 +168,7 @@ def read_imglist(imglist: str | Path, root: str | Path, *, bad: Bad = "raise") -
 def parse_imglist(imglist: Path, *, bad: Bad = "raise") -> tuple[tuple[str, ...], tuple[int, ...]]:
     """Read paths and labels of an OpenOOD list; a line without a label, or whose path leaves the root, is an error."""
     paths, y, skipped = [], [], []
-    try:
-        lines = read_bytes(imglist).decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise DataError(f"{imglist}: not a text file; download it again") from error
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(imglist).split("\n"), 1):
         if not line.strip():
             continue
         path, _, label = line.rstrip("\r").partition(" ")
@@ -171,7 +201,7 @@ def read_tin(folder: str | Path, split: Split) -> FileSet:
     if split == "train":
         return dataclasses.replace(read_folder(folder / "train", kind="image"), name="tin", split="training images")
     table = folder / "val" / "val_annotations.txt"
-    rows = [line.split("\t") for line in read_bytes(table).decode().splitlines() if line.strip()]
+    rows = [line.split("\t") for line in read_text(table).splitlines() if line.strip()]
     short = next((i for i, row in enumerate(rows, 1) if len(row) < 2), None)
     if short or not rows:
         raise DataError(f"{table}: line {short or 1} has no class; download the data set again")
@@ -182,7 +212,7 @@ def read_tin(folder: str | Path, split: Split) -> FileSet:
         what = f"{lost[0]} is listed but missing" if lost else f"{len(present)} images but {len(rows)} labels"
         raise DataError(f"{table}: {what}; download the data set again")
     if (folder / "wnids.txt").exists():
-        class_names = tuple(sorted((folder / "wnids.txt").read_text().split()))
+        class_names = tuple(sorted(read_text(folder / "wnids.txt").split()))
     else:
         class_names = tuple(sorted({row[1] for row in rows}))
     number = {name: k for k, name in enumerate(class_names)}

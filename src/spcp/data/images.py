@@ -1,7 +1,8 @@
 """How images are prepared: the benchmark's test transform exactly, and its augmentations.
 
-The test transform is `RGB, resize the short side (antialiased), centre crop, scale to [0, 1], normalise`. All but the
-last two steps end in bytes, so an image that is prepared once can be kept as bytes with nothing lost.
+Files are turned upright. The test transform is `RGB, resize the short side (antialiased), centre crop, scale to [0, 1],
+normalise`. All but the last two steps end in bytes, so an image that is prepared once can be kept as bytes with nothing
+lost.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ import numpy as np
 
 from .errors import DataError, check_file, need
 
+HEIC = {".heic", ".heif"}  # as phones write them: Pillow needs pillow-heif for them
 _LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
 _LARGEST = 1 << 14  # pixels of a side, after resizing
+_ORIENTATION = 0x0112  # in EXIF
 
 
 @dataclass(frozen=True)
@@ -77,27 +80,40 @@ class ImageTransform:
 
 
 def open_image(source: Path | Any) -> Any:
-    """Return a Pillow image, wholly decoded; a file that is truncated or is no image is a `DataError`."""
+    """Return a Pillow image, wholly decoded and upright; a file that is truncated or is no image is a `DataError`."""
     image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
     if isinstance(source, Path):
         check_file(source)
     lenient = getattr(file_module, _LENIENT)
     setattr(file_module, _LENIENT, False)  # others may have set it, and would get a picture that ends in grey
     try:
+        if isinstance(source, Path) and source.suffix.lower() in HEIC:
+            need("pillow_heif", "pillow-heif", "heic").register_heif_opener()
         with image_module.open(source) as image:
             image.load()
-            return image
-    except (OSError, SyntaxError, ValueError, EOFError, MemoryError, image_module.DecompressionBombError) as error:
+            return upright(image)
+    except ImportError as error:
+        raise DataError(f"{source}: {error}") from error
+    except Exception as error:  # a damaged file can raise anything
         raise DataError(f"{source}: not a readable image ({error}); repair or remove it") from error
     finally:
         setattr(file_module, _LENIENT, lenient)
+
+
+def upright(image: Any) -> Any:
+    """Turn an image as its EXIF orientation says: cameras store what the sensor saw, and how it was held."""
+    try:
+        turned = image.getexif().get(_ORIENTATION, 1) != 1
+        return need("PIL.ImageOps", "pillow").exif_transpose(image) if turned else image
+    except Exception:  # Pillow raises a dozen kinds on damaged EXIF data; the pixels are there all the same
+        return image
 
 
 def as_image(sample: Any, where: str) -> Any:
     """Return a Pillow image of an image, or of bytes (H, W), (C, H, W) or (H, W, C)."""
     image_module = need("PIL.Image", "pillow")
     if isinstance(sample, image_module.Image):
-        return sample
+        return upright(sample)
     pixels = np.asarray(sample)
     if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3):
         raise DataError(f"{where}: an array of {pixels.dtype} and shape {pixels.shape} is no image of bytes")
@@ -117,7 +133,10 @@ def with_channels(image: Any, channels: int) -> Any:
             f"an image of mode {image.mode} (32-bit pixels) has no range to scale from; save it with 8 or 16 bits"
         )
     mode = "L" if channels == 1 else "RGB"
-    return image if image.mode == mode else image.convert(mode)
+    try:
+        return image if image.mode == mode else image.convert(mode)
+    except ValueError as error:
+        raise DataError(f"an image of mode {image.mode} cannot be made {mode} ({error}); convert it") from error
 
 
 def eval_pixels(image: Any, transform: ImageTransform) -> np.ndarray:

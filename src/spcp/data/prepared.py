@@ -182,7 +182,7 @@ def _key(data: FileSet, transform: Transform) -> str:
     if isinstance(transform, ImageTransform):
         how = (transform.resize, transform.crop, transform.channels, transform.interpolation, transform.squash)
         how += (need("PIL", "pillow").__version__,)
-    return key_of("prepared", str(data.root.resolve()), files, how, "2")
+    return key_of("prepared", str(data.root.resolve()), files, how, "3")
 
 
 def content_key(data: DataSet, transform: Transform, rows: range) -> str | None:

@@ -13,7 +13,7 @@ from torch import Tensor
 from .arrays import read_arrays
 from .errors import DataError
 from .files import Split, read_cifar, read_mnist, read_svhn
-from .folders import read_folder, read_places365, read_texture, read_tin
+from .folders import is_system, read_folder, read_places365, read_texture, read_tin
 from .sets import (
     LABEL_NAMES,
     DataSet,
@@ -134,7 +134,7 @@ def official_reader(path: Path) -> tuple[Path, Callable[[Path, Split], DataSet]]
 
 def part_folders(path: Path) -> dict[str, Path]:
     """Return the folders `train`, `val` (by any of its names) and `test` of a folder that has no others."""
-    folders = [entry for entry in path.iterdir() if entry.is_dir() and not entry.name.startswith(".")]
+    folders = [entry for entry in path.iterdir() if entry.is_dir() and not is_system(entry.name)]
     if len(folders) < 2 or not {folder.name for folder in folders} <= _PARTS or not (path / "train").is_dir():
         return {}
     return {"val" if folder.name.startswith("val") else folder.name: folder for folder in folders}

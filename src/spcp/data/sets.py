@@ -63,6 +63,7 @@ class FileSet:
     class_names: tuple[str, ...] = ()
     split: str = ""
     kind: Literal["image", "audio"] = "image"
+    notes: tuple[str, ...] = ()  # what was left out
 
     def __post_init__(self) -> None:
         _check_labels(self.name, len(self.paths), self.y, self.class_names)

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import itertools
+import math
 import os
 import tomllib
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +19,8 @@ from torch import Tensor
 from .arrays import array_parts, read_arrays
 from .audio import AudioTransform
 from .benchmark import Benchmark
-from .errors import DataError, read_bytes
-from .folders import Bad
+from .errors import DataError, read_text
+from .folders import Bad, read_folder
 from .images import ImageTransform
 from .noise import channel_statistics, noise
 from .prepared import IN_MEMORY_SIDE, prepare, readable
@@ -26,6 +29,8 @@ from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, labels, on_cpu, 
 
 _IMAGENET = {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)}
 _GREY = {"mean": (0.449,), "std": (0.226,)}  # ImageNet in grey
+SHARES = (0.8, 0.1, 0.1)  # of training, validation and test data
+COMPARED = 20_000  # files: more are told apart by their paths alone
 
 
 @on_cpu
@@ -39,14 +44,15 @@ def make_benchmark(
     size: int | None = None,
     name: str = "data",
     label: str | None = None,
+    split: Sequence[float] | None = None,
     bad: Bad = "raise",
 ) -> Benchmark:
     """Make a benchmark of your data.
 
     Args:
-        id: in-distribution data by class. A path or data set, split 80 / 10 / 10; a folder of `train`, `val` and `test`
-            folders (without `test`, `val` is for testing); official files or arrays with a training and a test half, of
-            which a tenth of the test half is for validation; or a dictionary of train, val, test.
+        id: in-distribution data by class. A path or data set, which is split class by class; a folder of `train`, `val`
+            and `test` folders (without `test`, `val` is for testing); official files or arrays with a training and a
+            test half, of which a tenth of the test half is for validation; or a dictionary of train, val, test.
         ood: out-of-distribution data by name, each a path or a data set; it becomes `far`.
         near: near-OOD data by name.
         ood_val: OOD data for choosing hyperparameters, by name; "gaussian" or "uniform" for noise.
@@ -57,16 +63,15 @@ def make_benchmark(
         size: the side of the images.
         name: the name of the benchmark.
         label: a regular expression that matches the class in a path, where classes are not folders.
+        split: the shares of training, validation and test data, by default 0.8, 0.1, 0.1; see `split_by_class`.
         bad: "skip" decodes every file once and leaves out those that cannot be read, with a warning.
     """
-    train, val, test = _id_sets(id, label)
+    if bad not in ("raise", "skip"):
+        raise DataError(f'bad must be "raise" or "skip", not {bad!r}')
+    train, val, test = _id_sets(id, label, split, bad)
     noise_kind = ood_val if isinstance(ood_val, str) else None
     groups = {"far": ("ood", ood), "near": ("near", near), "ood_val": ("ood_val", None if noise_kind else ood_val)}
-    ood_sets = {role: _group(group, argument) if group else {} for role, (argument, group) in groups.items()}
-    if bad == "skip":
-        clean = lambda data: readable(data) if isinstance(data, FileSet) else data  # noqa: E731
-        train, val, test = clean(train), val and clean(val), clean(test)
-        ood_sets = {role: {key: clean(data) for key, data in group.items()} for role, group in ood_sets.items()}
+    ood_sets = {role: _group(group, argument, bad) if group else {} for role, (argument, group) in groups.items()}
     class_names = _check_classes(train)
     for part in (val, test):
         if part is not None and len(y := labels(part)) and not (int(y.min()) >= 0 and int(y.max()) < len(class_names)):
@@ -80,11 +85,16 @@ def make_benchmark(
         ood_sets["ood_val"] = {f"{noise_kind} noise": _noise(noise_kind, train, transform)}
     ood_val_sets, near_sets, far_sets = (ood_sets[role] for role in ("ood_val", "near", "far"))
     benchmark = Benchmark(name, transform, class_names, train, val, test, ood_val_sets, near_sets, far_sets)
-    _check_kinds(benchmark, noise=noise_kind is not None)
-    return benchmark
+    sets = {role: data for role, data in benchmark.sets().items() if not (noise_kind and role.startswith("ood_val/"))}
+    _check_kinds(sets)
+    _check_shared(sets)
+    notes = [note for data in sets.values() if isinstance(data, FileSet) for note in data.notes]
+    return dataclasses.replace(benchmark, notes=tuple(dict.fromkeys(notes)))
 
 
-def _id_sets(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, DataSet]:
+def _id_sets(
+    data: Any, label: str | None, shares: Sequence[float] | None, bad: Bad
+) -> tuple[DataSet, DataSet | None, DataSet]:
     """Return in-distribution data for training, validation and testing."""
     if isinstance(data, str | Path):
         path = Path(data).expanduser()
@@ -95,20 +105,26 @@ def _id_sets(data: Any, label: str | None) -> tuple[DataSet, DataSet | None, Dat
         elif path.is_dir() and (parts := part_folders(path)):
             data = parts if "test" in parts else {"train": parts["train"], "test": parts["val"]}
         else:
-            return split_by_class(read(path, label=label))
+            return split_by_class(_clean(read(path, label=label), bad), shares or SHARES)
+        if shares is not None:
+            raise DataError(f"{path}: is divided into training and test data already; leave out split")
         if "val" not in data and data["train"] == data["test"]:  # a tenth of the test half is for validation
-            train = _part(data, "train", label)
-            test = _same_classes(_part(data, "test", label), train)
-            chosen = _hash_of_each(test) < 0.1
-            val = take(test, chosen.nonzero()[:, 0], split=f"{test.split}, a tenth of it")
-            return train, val, take(test, (~chosen).nonzero()[:, 0], split=f"{test.split}, without validation")
+            train, test = (_clean(_part(data, part, label), bad) for part in ("train", "test"))
+            val, test = _cut(_same_classes(test, train), (0.1, 0.9))
+            return train, val, test
     if not isinstance(data, Mapping) or "pixel_values" in data:  # a whole set in a batch of Hugging Face
-        return split_by_class(as_set(data, "id"))
+        return split_by_class(_clean(as_set(data, "id"), bad), shares or SHARES)
+    if shares is not None:
+        raise DataError("in-distribution data is given as train, val and test already; leave out split")
     if not {"train", "test"} <= set(data) or set(data) - {"train", "val", "test"}:
         raise DataError(f"in-distribution data needs train and test, and may have val; here are {', '.join(data)}")
-    train = _part(data, "train", label)
-    rest = {part: _same_classes(_part(data, part, label), train) for part in ("val", "test") if part in data}
-    return train, rest.get("val"), rest["test"]
+    sets = {part: _clean(_part(data, part, label), bad) for part in ("train", "val", "test") if part in data}
+    sets = {part: _same_classes(samples, sets["train"]) for part, samples in sets.items()}
+    return sets["train"], sets.get("val"), sets["test"]
+
+
+def _clean(data: DataSet, bad: Bad) -> DataSet:
+    return readable(data) if bad == "skip" and isinstance(data, FileSet) else data
 
 
 def _part(data: Mapping[str, Any], part: str, label: str | None) -> DataSet:
@@ -125,27 +141,59 @@ def _part(data: Mapping[str, Any], part: str, label: str | None) -> DataSet:
     return read(path, "train" if part == "train" else "test", label=label)
 
 
-def split_by_class(data: DataSet) -> tuple[DataSet, DataSet, DataSet]:
-    """Split a set: about 80 % for training, 10 % for validation, 10 % for testing.
+def split_by_class(data: DataSet, shares: Sequence[float] = SHARES) -> tuple[DataSet, DataSet | None, DataSet]:
+    """Split every class of a set by the shares of training, validation (may be 0) and test data.
 
-    The part of a file follows from a hash of its path alone, so that it stays the same when others are added or
-    removed or the folder moves. Samples without a path are divided within each class, at random with a fixed seed.
+    The files of a class are put in the order of a hash of their paths: the first are for validation, the next for
+    testing, the others for training. So the split is the same wherever the folder lies, and when files come or go, only
+    the few at the borders change their part. Samples without a path are shuffled with a fixed seed. Every part has a
+    sample of every class.
     """
-    _check_classes(data)
-    u, y = _hash_of_each(data), labels(data)
-    parts = {"val": u < 0.1, "test": (u >= 0.1) & (u < 0.2), "train": u >= 0.2}
-    few = next((k for k in y.unique().tolist() if not (parts["train"] & (y == k)).any()), None)
-    if few is not None or not parts["val"].any() or not parts["test"].any():
-        what = (
-            f"class {data.class_names[few] if data.class_names else few}" if few is not None else f"{len(data)} samples"
+    class_names = _check_classes(data)
+    train, val, test = _checked(shares)
+    counts = torch.bincount(labels(data))
+    few = int(counts.argmin())
+    if counts[few] < 3 - (val == 0):
+        raise DataError(
+            f"{data.name}: class {class_names[few]} has {counts[few]} samples, too few to be split; add samples, or "
+            "give train, val and test"
         )
-        raise DataError(f"{data.name}: {what} cannot be split 80 / 10 / 10; add samples, or give train, val and test")
-    by = "by a hash of the path" if isinstance(data, FileSet) else "of each class"
-    train, val, test = (
-        take(data, parts[name].nonzero()[:, 0], split=f"{share} % {by}")
-        for name, share in (("train", 80), ("val", 10), ("test", 10))
+    sets = _cut(dataclasses.replace(data, split=""), (val, test, train))
+    return sets[2], sets[0] if val else None, sets[1]
+
+
+def _checked(shares: Sequence[float]) -> tuple[float, float, float]:
+    """Return the shares of training, validation and test data; they may be in percent."""
+    try:
+        train, val, test = map(float, shares)
+        total = 100.0 if train + val + test > 1.5 else 1.0
+        if min(train, test) > 0 and val >= 0 and abs(train + val + test - total) < 1e-6 * total:
+            return train / total, val / total, test / total
+    except (TypeError, ValueError):
+        pass
+    given = ", ".join(map(str, shares)) if isinstance(shares, list | tuple) else shares
+    raise DataError(
+        f"split {given}: must be the shares of training, validation and test data, which add up to 1, such as "
+        "0.6, 0.2, 0.2; only that of validation data may be 0"
     )
-    return train, val, test
+
+
+def _cut(data: DataSet, shares: Sequence[float]) -> list[DataSet]:
+    """Cut every class at the shares, in the order of `_hash_of_each`; no part stays empty if there are enough."""
+    u, y = _hash_of_each(data), labels(data)
+    part = torch.zeros(len(y), dtype=torch.int64)  # the number of each sample's part
+    for k in y.unique():
+        members = (y == k).nonzero()[:, 0]
+        members, n, start = members[u[members].argsort()], len(members), 0
+        left = sum(share > 0 for share in shares)  # parts that need a sample
+        for i, share in enumerate(shares):
+            left -= share > 0
+            end = math.ceil(sum(shares[: i + 1]) * n - 0.5 - 1e-9)  # rounded
+            end = min(max(end, start + (share > 0)), n - left)
+            part[members[start:end]] = i
+            start = max(start, end)
+    names = [", ".join(filter(None, [data.split, f"{100 * share:g} % of each class"])) for share in shares]
+    return [take(data, (part == i).nonzero()[:, 0], split=name) for i, name in enumerate(names)]
 
 
 def _hash_of_each(data: DataSet) -> Tensor:
@@ -163,7 +211,7 @@ def _hash_of_each(data: DataSet) -> Tensor:
     return u
 
 
-def _group(group: Any, role: str) -> dict[str, DataSet]:
+def _group(group: Any, role: str, bad: Bad) -> dict[str, DataSet]:
     """Return OOD data by name."""
     if not isinstance(group, Mapping):
         raise DataError(
@@ -171,7 +219,16 @@ def _group(group: Any, role: str) -> dict[str, DataSet]:
         )
     if "mean" in group:
         raise DataError(f'{role}: a set cannot be called "mean", as the mean over sets is; give it another name')
-    return {key: as_ood(dataclasses.replace(as_set(data, key), name=key)) for key, data in group.items()}
+    sets = {key: _without_classes(data, key) for key, data in group.items()}
+    return {key: _clean(as_ood(dataclasses.replace(data, name=key)), bad) for key, data in sets.items()}
+
+
+def _without_classes(data: Any, name: str) -> DataSet:
+    """Return a set; the sub-folders of a folder need not be classes."""
+    path = Path(data).expanduser() if isinstance(data, str | Path) else None
+    if path is not None and path.is_dir() and not official_reader(path) and not part_folders(path):
+        return read_folder(path, label="")
+    return as_set(data, name)
 
 
 def _same_classes(data: DataSet, train: DataSet) -> DataSet:
@@ -220,20 +277,45 @@ def _kind(data: DataSet) -> str:
     return f"floats {tuple(x.shape)}" if x is not None and x.is_floating_point() else "images"
 
 
-def _check_kinds(benchmark: Benchmark, noise: bool) -> None:
-    """Check that all sets hold one kind of data, and that nothing is both ID and OOD."""
-    sets = {role: data for role, data in benchmark.sets().items() if not (noise and role.startswith("ood_val/"))}
+def _check_kinds(sets: Mapping[str, DataSet]) -> None:
+    """Check that all sets hold one kind of data."""
     kinds = {role: _kind(data) for role, data in sets.items()}
     other = next((role for role, kind in kinds.items() if kind != kinds["train"]), None)
     if other:
         raise DataError(f"{other} holds {kinds[other]}, but train holds {kinds['train']}; a benchmark is of one kind")
-    file_sets = {role: data for role, data in sets.items() if isinstance(data, FileSet)}
-    files = {role: {str(data.root.resolve() / path) for path in data.paths} for role, data in file_sets.items()}
-    id_files = {path for role, paths in files.items() if "/" not in role for path in paths}
-    for role, paths in files.items():
-        both = sorted(paths & id_files) if "/" in role else []
+
+
+def _check_shared(sets: Mapping[str, DataSet]) -> None:
+    """Check that nothing is both ID and OOD, and that settings are not chosen on what they are tested on."""
+    files = _files({role: data for role, data in sets.items() if isinstance(data, FileSet)})
+    id_files = {key for role, held in files.items() if "/" not in role for key in held}
+    for role, held in files.items():
+        both = sorted(path for key, path in held.items() if key in id_files) if "/" in role else []
         if both:
             raise DataError(f"{role}: {both[0]} is both ID and OOD, one of {len(both)} files; remove it from one")
+    chosen_on = [role for role in sets if role.startswith("ood_val/")]
+    tested_on = [role for role in sets if role.startswith(("near/", "far/"))]
+    for one, other in itertools.product(chosen_on, tested_on):
+        a, b = sets[one], sets[other]
+        both = sorted(path for key, path in files.get(one, {}).items() if key in files.get(other, {}))
+        if both or (isinstance(a, TensorSet) and isinstance(b, TensorSet) and torch.equal(a.x, b.x)):
+            what = f"share {both[0]}, one of {len(both)} files" if both else "hold the same samples"
+            raise DataError(f"{one} and {other} {what}; choose settings on other OOD data than you test on")
+
+
+def _files(sets: Mapping[str, FileSet]) -> dict[str, dict[str, str]]:
+    """Return the paths of each set by what makes a file the same as another: the contents; of many files, the path."""
+    paths = {role: [str(data.root.resolve() / path) for path in data.paths] for role, data in sets.items()}
+    every = set(itertools.chain.from_iterable(paths.values()))
+    sizes = {path: os.path.getsize(path) if os.path.isfile(path) else 0 for path in every if len(every) <= COMPARED}
+    count = Counter(sizes.values())
+
+    def key(path: str) -> str:
+        size = sizes.get(path, 0)
+        return hashlib.sha256(Path(path).read_bytes()).hexdigest() if size and count[size] > 1 else path
+
+    keys = {path: key(path) for path in every}
+    return {role: {keys[path]: path for path in listed} for role, listed in paths.items()}
 
 
 def _noise(kind: str, train: DataSet, transform: ImageTransform | AudioTransform | None) -> TensorSet:
@@ -297,14 +379,16 @@ def _fitted_images(train: DataSet, options: dict[str, Any]) -> ImageTransform:
 
 
 @on_cpu
-def read_benchmark(path: str | Path) -> Benchmark:
-    """Make a benchmark of a TOML file. Paths in it are relative to the file.
+def read_benchmark(path: str | Path, *, bad: Bad | None = None) -> Benchmark:
+    """Make a benchmark of a TOML file. Paths in it are relative to the file; `bad` comes before that of the file.
 
     ```toml
     name = "birds"                       # optional
+    bad = "skip"                         # optional: leave out files that cannot be read
     [id]
     path = "photos"                      # as `id` of make_benchmark; or train = ..., val = ..., test = ...
     label = '(\\d)_'                      # optional: matches the class in the path instead
+    split = [0.6, 0.2, 0.2]              # optional: shares of training, validation and test data
     [ood]
     near = { bats = "bats" }
     far = { cars = "cars", noise = "noise.npz" }
@@ -316,11 +400,11 @@ def read_benchmark(path: str | Path) -> Benchmark:
     """
     path = Path(path).expanduser()
     try:
-        table = tomllib.loads(read_bytes(path).decode())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        table = tomllib.loads(read_text(path))
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
         raise DataError(f"{path}: not valid TOML ({error}); correct it there") from error
-    _section(path, table, "", {"name", "id", "ood", "transform", "audio"})
-    id_table = _section(path, table.get("id"), "id", {"path", "train", "val", "test", "label"})
+    _section(path, table, "", {"name", "bad", "id", "ood", "transform", "audio"})
+    id_table = _section(path, table.get("id"), "id", {"path", "train", "val", "test", "label", "split"})
     ood_table = _section(path, table.get("ood", {}), "ood", {"near", "far", "val"})
     for section in ("transform", "audio"):
         _section(path, table.get(section, {}), section, None)
@@ -348,6 +432,8 @@ def read_benchmark(path: str | Path) -> Benchmark:
             transform=table.get("audio") or table.get("transform"),
             name=str(table.get("name", path.stem)),
             label=id_table.get("label"),
+            split=id_table.get("split"),
+            bad=bad or table.get("bad", "raise"),
         )
     except DataError as error:
         raise DataError(f"{path}: {error}") from error

@@ -7,12 +7,15 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from ..evaluation import Evaluation, Table
 from ..report import figures
 from ..report.figures import FAR, ID, NEAR, Drawn, axes_of
-from ..report.study import Study, gather
+from ..report.study import Arm, EvaluatedRun, Study, gather
+from ..runs import Run
 from .catalogue import label, rows_of
 from .findings import gains_by_norm
-from .lab import Lab
+from .lab import Lab, Row
+from .measures import GROUPS
 from .outcome import Outcome
 
 
@@ -40,27 +43,85 @@ def curves(lab: Lab | None, outcome: Outcome) -> Drawn:
 
 
 def patterns(lab: Lab | None, outcome: Outcome) -> Drawn:
-    """Draw sorted mean contributions of plain and SPCP networks, first seed of each row."""
-    drawn = figures.sorted_matrices(_study(lab, outcome).arms)
+    """Draw sorted mean contributions before truncation, first seed of each row."""
+    arms = []
+    for row, run in _runs(lab, outcome):
+        assert lab is not None
+        evaluation = Evaluation(run, lab.benchmark(row.benchmark), truncate=False, folder=lab.folder / "banks")
+        evaluated = EvaluatedRun(run, evaluation, Table((), {}), run.history)
+        arms.append(Arm(label(row), (evaluated,), row.method != "plain"))
+    drawn = figures.sorted_matrices(arms)
+    assert drawn is not None
+    return drawn
+
+
+def example(lab: Lab | None, outcome: Outcome) -> Drawn:
+    """Draw what each unit contributes to one class, for ID inputs and for OOD inputs that are taken for it."""
+    drawn = figures.unit_contributions(_study(lab, outcome))
     assert drawn is not None
     return drawn
 
 
 def scores(lab: Lab | None, outcome: Outcome) -> Drawn:
-    """Draw the distributions of energy on ID and OOD inputs, first seed of each row."""
-    return figures.distributions(_study(lab, outcome), "energy")
+    """Draw the distributions of energy, scaled to [0, 1], near and far sets apart; first seed of each row."""
+    study = _study(lab, outcome)
+    colours = {"ID": ID, "near": NEAR, "far": FAR}
+    with axes_of(len(study.arms), 2, 6.8, 2.1 * len(study.arms), sharex=True) as (figure, axes):
+        for line, arm in zip(axes, study.arms, strict=True):
+            parts = figures.pooled(arm.runs[0], "energy")
+            for axis, group in zip(line, ("near", "far"), strict=True):
+                shown = {"ID": parts["ID"], group: parts.get(group, np.empty(0))}
+                low, high = np.quantile(np.concatenate(list(shown.values())), [0.001, 0.999])
+                for name, values in shown.items():
+                    scaled = np.clip((values - low) / (high - low), 0, 1)
+                    weights = np.full(len(scaled), 100 / max(len(scaled), 1))
+                    look = {"color": colours[name], "alpha": 0.5, "label": figures.NAMES[name]}
+                    axis.hist(scaled, np.linspace(0, 1, 50), weights=weights, **look)
+                axis.set_title(f"{arm.name}: {figures.NAMES[group]}")
+            line[0].set_ylabel("% of the set")
+        for axis in axes[-1]:
+            axis.set_xlabel("energy, scaled to [0, 1]")
+        for axis in axes[0]:
+            axis.legend(frameon=False, fontsize=8)
+    return figure, "Energy of ID inputs and of near-OOD and far-OOD inputs, scaled to [0, 1] in each panel. First seed."
+
+
+def _runs(lab: Lab | None, outcome: Outcome) -> list[tuple[Row, Run]]:
+    """Return the rows with the run of their first seed, each run once."""
+    assert lab is not None
+    rows = [row for row in rows_of(outcome.name, lab) if label(row) in outcome.rows]
+    opened = [(row, lab.run(row, lab.seeds_of(row)[0])) for row in rows]
+    return list({run.folder: (row, run) for row, run in opened}.values())
 
 
 def _study(lab: Lab | None, outcome: Outcome) -> Study:
+    opened = _runs(lab, outcome)
     assert lab is not None
-    rows = [row for row in rows_of(outcome.name, lab) if label(row) in outcome.rows]
-    runs = {run.folder: run for run in (lab.run(row, 0) for row in rows)}
     return gather(
-        list(runs.values()),
+        [run for _, run in opened],
         scores=["energy"],
-        benchmark=lab.benchmark(rows[0].benchmark),
+        benchmark=lab.benchmark(opened[0][0].benchmark),
         banks=lab.folder / "banks",
     )
+
+
+def summary(outcome: Outcome, arms: Mapping[str, str], title: str) -> Drawn:
+    """Draw AUROC set by set for some rows, named by `arms`: mean and deviation over seeds."""
+    sets = [name for name, metric in outcome.measures if metric == "AUROC"]
+    with axes_of(1, 1, 7.2, 2.8) as (figure, axes):
+        axis = axes[0][0]
+        for i, (row, name) in enumerate(arms.items()):
+            cells = [outcome.cell(row, column, "AUROC") for column in sets]
+            means, deviations = ([getattr(cell, key) if cell else np.nan for cell in cells] for key in ("mean", "std"))
+            at = np.arange(len(sets)) + 0.16 * (i - (len(arms) - 1) / 2)
+            look = {"fmt": "os^Dv"[i % 5], "ms": 4, "capsize": 2, "lw": 1, "color": figures.ARM_COLOURS[i % 4]}
+            axis.errorbar(at, means, deviations, label=name, **look)
+        axis.axhline(50, lw=0.5, color=figures.INK, ls=":")
+        axis.set_xticks(range(len(sets)), [f"{name} (mean)" if name in GROUPS else name for name in sets], rotation=20)
+        axis.set_ylabel("AUROC of energy, %")
+        axis.set_ylim(-2, 102)
+        axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(arms), title=title)
+    return figure, f"AUROC of energy, set by set: mean and deviation over seeds. {title}."
 
 
 def norms(lab: Lab | None, outcome: Outcome) -> Drawn:
@@ -89,6 +150,7 @@ def norms(lab: Lab | None, outcome: Outcome) -> Drawn:
 FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {
     "curves": curves,
     "patterns": patterns,
+    "example": example,
     "scores": scores,
     "norms": norms,
 }

@@ -20,8 +20,8 @@ def gains_by_norm(measured: Values, kind: str) -> tuple[list[float], list[float]
     y: list[float] = []
     for (name, metric), ratios in plain.items():
         if metric == "norm ratio":
-            x += ratios
-            y += [a - b for a, b in zip(truncated[name, "AUROC"], plain[name, "AUROC"], strict=True)]
+            x += ratios.values()
+            y += [truncated[name, "AUROC"][seed] - plain[name, "AUROC"][seed] for seed in ratios]
     return x, y
 
 
@@ -45,9 +45,10 @@ def auto(measured: Values) -> tuple[str, ...]:
     """Tell whether "auto" comes within the seeds' deviation of the grid's winner, or above: its aim."""
     sentences = []
     for group in ("near", "far"):
-        auto_mean, _ = mean_and_deviation(measured["SPCP auto"][group, "AUROC"])
-        winner, deviation = mean_and_deviation(measured["SPCP"][group, "AUROC"])
-        points = auto_mean - winner
+        ours, theirs = (measured[name][group, "AUROC"] for name in ("SPCP auto", "SPCP"))
+        seeds = ours.keys() & theirs.keys()
+        winner, deviation = mean_and_deviation([theirs[seed] for seed in seeds])
+        points = mean_and_deviation([ours[seed] for seed in seeds])[0] - winner
         sentences.append(
             f"{group} sets: auto less the grid's winner {points:+.1f} points of AUROC; the winner deviates by "
             f"{deviation:.1f} over seeds, so the aim is {'met' if points >= -deviation else 'missed'}."
@@ -61,7 +62,7 @@ def views(measured: Values) -> tuple[str, ...]:
     for kind in KINDS:
         rows = [measured[f"{kind} network: {view}"] for view in ("plain view", "truncated view", "two views")]
         sets = [name for name, metric in rows[0] if metric == "AUROC" and name not in ("near", "far")]
-        means = np.array([[mean_and_deviation(row[name, "AUROC"])[0] for name in sets] for row in rows])
+        means = np.array([[mean_and_deviation(list(row[name, "AUROC"].values()))[0] for name in sets] for row in rows])
         short = means[2] - means[:2].max(0)
         worst = int(short.argmin())
         sentences.append(

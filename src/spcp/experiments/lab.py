@@ -19,7 +19,7 @@ from ..config import DEFAULTS, Config, config_for, rho_norm_for
 from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError
-from ..evaluation import Evaluation
+from ..evaluation import NOISE, Evaluation
 from ..files import checksum, read_json, read_tensors, written
 from ..methods import METHODS, TRUNCATING
 from ..progress import track
@@ -30,20 +30,27 @@ from . import audio
 from .budgets import Budget
 
 CHOSEN = "chosen"  # rho_norm as validation data, or the paper, have it
+ON_NOISE = "chosen on noise"  # the same, with Gaussian noise for OOD validation data
 
 
 @dataclass(frozen=True)
 class Row:
     """One line of a table: how a network is trained, and how it scores."""
 
-    name: str  # as the paper's tables have it
+    name: str
     method: str = "plain"
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the run, as `config_for` takes them
     score: str | None = None  # None: the method's
     head: str = "trained"  # "plain": truncates in training only; "fitted" or "auto": at inference only
-    backbone: str = ""  # as the paper calls it, where a table compares several
+    paper: str = ""  # as the paper's tables have it, if the name says more
+    backbone: str = ""  # the network and what it is trained on, where a table compares several
+    paper_backbone: str = "ResNet-18"  # the paper's, in whose place it is
     benchmark: str = ""  # that it runs on; set by the experiment
     setting: str = ""  # the benchmark's name, where an experiment has several
+
+
+class UntrainedError(Exception):
+    """A run that is not there, while nothing may be trained."""
 
 
 class Lab:
@@ -54,6 +61,7 @@ class Lab:
         folder: for the runs, by benchmark, method and seed, and for banks of features.
         seeds: how many, from 0 on; None: the budget's.
         root: the data folder, see `load_benchmark`.
+        trained_only: train nothing; a run that is not there, or not done, raises `UntrainedError`.
         log: called with messages about the progress.
     """
 
@@ -64,12 +72,15 @@ class Lab:
         *,
         seeds: int | None = None,
         root: str | Path | None = None,
+        trained_only: bool = False,
         log: Callable[[str], None] = print,
     ) -> None:
+        self.trained_only = trained_only
         self.budget, self.folder, self.root, self.log = budget, Path(folder).expanduser(), root, log
         self.seeds = tuple(range(budget.seeds if seeds is None else seeds))
         self._benchmarks: dict[str, Benchmark] = {}
-        self._chosen: dict[str, float] = {}
+        self._chosen: dict[tuple[str, str], float] = {}
+        self.grid: dict[str, tuple[float, ...]] = {}  # the values that rho_norm was chosen among, by benchmark
         self._open: dict[Path, Evaluation] = {}  # the last one, with its features
 
     def benchmark(self, name: str) -> Benchmark:
@@ -83,8 +94,11 @@ class Lab:
     def config(self, row: Row, seed: int) -> Config:
         """Return the settings of a row's run: the paper's, changed by the budget and then by the row."""
         settings = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
-        if settings.get("rho_norm", CHOSEN if row.method in TRUNCATING else None) == CHOSEN:
-            settings["rho_norm"] = self.rho_norm(row.benchmark, row.method)
+        asked = settings.get("rho_norm", CHOSEN if row.method in TRUNCATING else None)
+        if asked in (CHOSEN, ON_NOISE):
+            settings["rho_norm"] = self.rho_norm(row.benchmark, row.method, asked)
+        if row.method == "fixed":
+            settings.pop("beta", None)  # its own
         if row.method == "fixed" and "initial_threshold" not in settings:  # where SPCP's threshold ends
             spcp = self.run(dataclasses.replace(row, method="spcp"), seed)
             settings["initial_threshold"] = spcp.history[-1]["threshold"]
@@ -100,6 +114,8 @@ class Lab:
         config = self.config(row, seed)
         folder = self._folder(row, config)
         if epochs_done(folder) < config.epochs:
+            if self.trained_only:
+                raise UntrainedError(folder)
             self.log(f"train: {folder.relative_to(self.folder / 'runs')}")
             return train(config, folder, benchmark=self.benchmark(row.benchmark))
         run = Run.open(folder)
@@ -120,12 +136,29 @@ class Lab:
         by_run: dict[str, list[Row]] = {}
         for row in rows:
             by_run.setdefault(repr((row.benchmark, row.method, row.settings)), []).append(row)
-        jobs = [(seed, row) for seed in self.seeds for sharing in by_run.values() for row in sharing]
+        jobs = [
+            (seed, row)
+            for seed in self.seeds
+            for sharing in by_run.values()
+            for row in sharing
+            if seed in self.seeds_of(row)
+        ]
         return track(jobs, "runs", len(jobs))
+
+    def seeds_of(self, row: Row) -> tuple[int, ...]:
+        """List the seeds of a row: all, or, where nothing may be trained, those whose runs are done."""
+        return tuple(seed for seed in self.seeds if not self.trained_only or self._is_done(row, seed))
+
+    def _is_done(self, row: Row, seed: int) -> bool:
+        try:
+            self.run(row, seed)
+        except UntrainedError:
+            return False
+        return True
 
     def final_loss(self, row: Row | None) -> float | None:
         """Return the mean training loss of a row's last epochs; None where there are no runs of it."""
-        folders = [] if row is None else [self._folder(row, self.config(row, seed)) for seed in self.seeds]
+        folders = [] if row is None else [self._folder(row, self.config(row, seed)) for seed in self.seeds_of(row)]
         if not folders or not all(map(epochs_done, folders)):
             return None
         return float(sum(Run.open(folder).history[-1]["loss"] for folder in folders)) / len(folders)
@@ -167,16 +200,28 @@ class Lab:
             file.write((json.dumps(measured, indent=1) + "\n").encode())
         return measured
 
-    def rho_norm(self, benchmark: str, method: str = "spcp") -> float:
-        """Choose rho_norm by the paper's rule: the grid's best value on validation data, over all seeds."""
-        if not self.tunes(benchmark):
+    def rho_norm(self, benchmark: str, method: str = "spcp", how: str = CHOSEN) -> float:
+        """Choose rho_norm by the paper's rule: the grid's best value on validation data, over all seeds.
+
+        Where nothing may be trained, the grid is what is there, over the seeds that all of its values have.
+        """
+        if how == CHOSEN and not self.tunes(benchmark):
             return rho_norm_for(benchmark, method)
-        if benchmark not in self._chosen:
+        if (benchmark, how) not in self._chosen:
             rows = {value: Row("SPCP", "spcp", {"rho_norm": value}, benchmark=benchmark) for value in self.budget.grid}
-            areas = {value: [self.validation(row, seed) for seed in self.seeds] for value, row in rows.items()}
-            self._chosen[benchmark] = choose(areas)
-            self.log(f"chosen on validation data of {benchmark}: rho_norm {self._chosen[benchmark]:g}")
-        return self._chosen[benchmark]
+            seeds = {value: self.seeds_of(row) for value, row in rows.items()}
+            shared = set(self.seeds).intersection(*(there for there in seeds.values() if there))
+            areas = {
+                value: [self.validation(rows[value], seed, how) for seed in there if seed in shared]
+                for value, there in seeds.items()
+                if there and shared
+            }
+            if not areas:
+                raise UntrainedError(benchmark)
+            self.grid[benchmark] = tuple(areas)
+            self._chosen[benchmark, how] = choose(areas)
+            self.log(f"{how} for {benchmark}: rho_norm {self._chosen[benchmark, how]:g}")
+        return self._chosen[benchmark, how]
 
     def tunes(self, benchmark: str) -> bool:
         """Tell whether rho_norm is chosen here: the budget asks for it, or the paper has no value."""
@@ -184,13 +229,14 @@ class Lab:
 
     def chosen(self, benchmark: str) -> float | None:
         """Return the rho_norm of a benchmark's rows; None if none needed it."""
-        return self._chosen.get(benchmark) if self.tunes(benchmark) else self.rho_norm(benchmark)
+        return self._chosen.get((benchmark, CHOSEN)) if self.tunes(benchmark) else self.rho_norm(benchmark)
 
-    def validation(self, row: Row, seed: int) -> float:
-        """Return the AUROC of the method's score on validation data; kept."""
-        path = self.run(row, seed).folder / "scored" / "validation.json"
+    def validation(self, row: Row, seed: int, how: str = CHOSEN) -> float:
+        """Return the AUROC of the method's score on validation data, or on Gaussian noise for it; kept."""
+        noise = NOISE if how == ON_NOISE else None
+        path = self.run(row, seed).folder / "scored" / f"validation{'-noise' if noise else ''}.json"
         name = METHODS[row.method][0].score
-        measured = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name)})
+        measured = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name, noise)})
         return float(measured["auroc"])
 
 

@@ -10,21 +10,22 @@ from typing import Any
 import torch
 
 from ..config import build_method, build_network
-from ..contributions import evaluating, pattern_of
+from ..contributions import evaluating, pattern_of, plain_head
 from ..data import Inputs
 from . import audio
 from .catalogue import label
 from .lab import Lab, Row
 
 Measure = tuple[str, str]  # column ("near", "tin", "id", ...) and metric ("AUROC", "ACC", ...)
-Values = dict[str, dict[Measure, list[float]]]  # by row, then by measure, a value a seed
+Values = dict[str, dict[Measure, dict[int, float]]]  # by row, then by measure, then by seed
+GROUPS = ("near", "far", "ood", "id")  # columns that are no single sets
 HIGHER = {"AUROC", "ACC", "participation ratio"}  # is better; of all other metrics lower is
 
 STEPS = 20  # of which a timing is the median
 
 
 def _empty(rows: Sequence[Row]) -> Values:
-    return {label(row): defaultdict(list) for row in rows}
+    return {label(row): defaultdict(dict) for row in rows}
 
 
 def detection(lab: Lab, rows: Sequence[Row]) -> Values:
@@ -36,30 +37,62 @@ def detection(lab: Lab, rows: Sequence[Row]) -> Values:
         for line in scored["rows"]:
             column = line["group"] if line["dataset"] == "mean" else line["dataset"]
             for metric in ("auroc", "fpr95"):
-                measured[column, metric.upper()].append(100 * line[metric])
+                measured[column, metric.upper()][seed] = 100 * line[metric]
         if row.benchmark in audio.BENCHMARKS:  # the paper's table has one column for all
             sets = [line for line in scored["rows"] if line["dataset"] != "mean"]
             for metric in ("auroc", "fpr95"):
-                measured["ood", metric.upper()].append(100 * sum(line[metric] for line in sets) / len(sets))
-        measured["id", "ACC"].append(100 * scored["rows"][0]["accuracy"])
+                measured["ood", metric.upper()][seed] = 100 * sum(line[metric] for line in sets) / len(sets)
+        measured["id", "ACC"][seed] = 100 * scored["rows"][0]["accuracy"]
     return values
 
 
 def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
-    """Measure how few weights carry the mean contributions on ID test inputs."""
+    """Measure how few weights carry the mean contributions on ID test inputs, before any truncation.
+
+    What is cut at inference would make any network's pattern denser. The last measure is how much the head cuts.
+    """
     values = _empty(rows)
     for seed, row in lab.tracked(rows):
         evaluation = lab.evaluation(row, seed)
-        features = (part.features for part in evaluation.bank("test").parts())
-        pattern = pattern_of(features, evaluation.model.head)
-        shares = pattern.sparsity()
+        bank, head = evaluation.bank("test"), evaluation.model.head
+        shares = pattern_of((part.features for part in bank.parts()), plain_head(head)).sparsity()
+        cut = pattern_of((part.features for part in bank.parts()), head).truncated
         for metric, value in (
             ("top 1 %", 100 * shares.top_1_percent),
             ("top 10 %", 100 * shares.top_10_percent),
             ("participation ratio", shares.participation_ratio),
-            ("truncated %", 100 * float(pattern.truncated.mean())),
+            ("positive %", 100 * positive_share(bank.features, head.weight.detach())),
+            ("truncated %", 100 * float(cut.mean())),
         ):
-            values[label(row)]["contributions", metric].append(value)
+            values[label(row)]["contributions", metric][seed] = value
+    return values
+
+
+def positive_share(h: torch.Tensor, W: torch.Tensor) -> float:
+    """Return the share of the contributions `W[k,d] h[d]` of all samples that are above 0.
+
+    rho_norm asks for the quantile 1 - rho_norm / K of all of them: where few are positive, a large rho_norm puts the
+    threshold at 0.
+    """
+    signs = [((h > 0).double().mean(0), W > 0), ((h < 0).double().mean(0), W < 0)]  # (D,) and (K, D)
+    return float(sum((share * same).mean() for share, same in signs))
+
+
+def tails(lab: Lab, rows: Sequence[Row]) -> Values:
+    """Measure AUROC, and how far the right tail of OOD scores reaches into the ID scores: the share above their median.
+
+    No normalisation of the scores changes that.
+    """
+    values = detection(lab, rows)
+    for seed, row in lab.tracked(rows):
+        evaluation = lab.evaluation(row, seed)
+        score = evaluation.fitted("energy")
+        middle = evaluation.scores(score, "test").median()
+        for group in ("near", "far"):
+            roles = [role for role in evaluation.benchmark.sets() if role.startswith(f"{group}/")]
+            shares = [float((evaluation.scores(score, role) > middle).float().mean()) for role in roles]
+            if shares:
+                values[label(row)][group, "tail overlap"][seed] = 100 * sum(shares) / len(shares)
     return values
 
 
@@ -71,7 +104,7 @@ def norms(lab: Lab, rows: Sequence[Row]) -> Values:
         roles = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/"))]
         id_norm, *ood_norms = (evaluation.bank(role).features.norm(dim=1).mean() for role in ("test", *roles))
         for role, norm in zip(roles, ood_norms, strict=True):
-            values[label(row)][role.partition("/")[2], "norm ratio"].append(float(norm / id_norm))
+            values[label(row)][role.partition("/")[2], "norm ratio"][seed] = float(norm / id_norm)
     return values
 
 
@@ -105,8 +138,8 @@ def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
                             kept.append(time.perf_counter() - started)
                 middle = [float(torch.tensor(kept).median()) * sizes[column] / batch for kept in times]
                 for row, value in zip(compared, middle, strict=True):
-                    values[label(row)][column, "seconds"].append(value)
-                    values[label(row)][column, "ratio"].append(value / middle[0])
+                    values[label(row)][column, "seconds"][seed] = value
+                    values[label(row)][column, "ratio"][seed] = value / middle[0]
     return values
 
 
@@ -133,6 +166,7 @@ def _inference(trainee: tuple[Any, Any, Any], x: torch.Tensor, y: torch.Tensor) 
 MEASURES: Mapping[str, Callable[[Lab, Sequence[Row]], Values]] = {
     "detection": detection,
     "sparsity": sparsity,
+    "tails": tails,
     "norms": norms,
     "time": seconds,
 }

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..comparison import Difference, Verdict, compare_arms, welch_interval
+from ..comparison import Difference, Verdict, compare_arms, holm, t_p_value, welch_interval
 from ..metrics import Interval, mean_and_deviation
 from ..tables import to_csv
 from .catalogue import Claim
-from .measures import HIGHER, Measure, Values
+from .measures import GROUPS, HIGHER, Measure, Values
 
 PAPER_SEEDS = 3
 
@@ -26,7 +26,9 @@ class Cell:
     column: str
     metric: str
     by_seed: tuple[float, ...]
-    paper: tuple[float, float | None] | None = None  # mean and deviation
+    seeds: tuple[int, ...]
+    paper: tuple[float, float | None] | None = None  # mean and deviation, on the same benchmark
+    elsewhere: tuple[float, float | None] | None = None  # the paper's on another benchmark: nothing to compare with
 
     @property
     def mean(self) -> float:
@@ -66,8 +68,10 @@ class Support(enum.Enum):
 
     HOLDS = "holds"
     PARTLY = "holds in part"
+    MIXED = "mixed"
     FAILS = "does not hold"
     UNCLEAR = "unclear"
+    COUNTED = "counted"
 
 
 @dataclass(frozen=True)
@@ -76,16 +80,35 @@ class ClaimResult:
 
     text: str
     gains: tuple[Gain, ...]
+    test: bool = True
 
     @property
     def support(self) -> Support:
-        """Judge the claim: it holds if every comparison is better, in part if some are, and fails if some are worse."""
-        verdicts = {gain.difference.verdict for gain in self.gains}
-        if verdicts == {Verdict.BETTER}:
-            return Support.HOLDS
-        if Verdict.BETTER in verdicts:
-            return Support.PARTLY
-        return Support.FAILS if Verdict.WORSE in verdicts else Support.UNCLEAR
+        """Judge the claim.
+
+        It holds if every comparison is better, and holds in part if some are and the others are unclear. It is mixed if
+        some are better and some are worse, does not hold if some are worse and none is better, and is else unclear.
+        """
+        counts = self.counts
+        better, worse = counts[Verdict.BETTER], counts[Verdict.WORSE]
+        if not self.test:
+            return Support.COUNTED
+        if better and worse:
+            return Support.MIXED
+        if better:
+            return Support.HOLDS if better == len(self.gains) else Support.PARTLY
+        return Support.FAILS if worse else Support.UNCLEAR
+
+    @property
+    def counts(self) -> Mapping[Verdict, int]:
+        """Count the comparisons by verdict."""
+        verdicts = [gain.difference.verdict for gain in self.gains]
+        return {verdict: verdicts.count(verdict) for verdict in Verdict}
+
+    @property
+    def tally(self) -> str:
+        """Write the counts out: "2 better, 0 worse, 2 unclear"."""
+        return ", ".join(f"{count} {verdict.value}" for verdict, count in self.counts.items())
 
 
 @dataclass(frozen=True)
@@ -120,18 +143,24 @@ class Outcome:
         """Return the numbers by row and measure, as they were measured."""
         values: Values = {}
         for cell in self.cells:
-            values.setdefault(cell.row, {})[cell.column, cell.metric] = list(cell.by_seed)
+            values.setdefault(cell.row, {})[cell.column, cell.metric] = dict(zip(cell.seeds, cell.by_seed, strict=True))
         return values
+
+    def seeds(self, row: str) -> tuple[int, ...]:
+        """List the seeds of a row's networks."""
+        return next(cell.seeds for cell in self.cells if cell.row == row)
 
     def records(self) -> list[dict[str, Any]]:
         """Return a record for each number."""
         records = []
         for cell in self.cells:
             paper, interval = cell.paper or (None, None), cell.interval or (None, None)
+            elsewhere = cell.elsewhere or (None, None)
             records.append(
                 {"row": cell.row, "column": cell.column, "metric": cell.metric, "mean": cell.mean, "std": cell.std}
                 | {"seeds": len(cell.by_seed), "paper_mean": paper[0], "paper_std": paper[1]}
                 | {"difference": cell.difference, "low": interval[0], "high": interval[1]}
+                | {"paper_elsewhere_mean": elsewhere[0], "paper_elsewhere_std": elsewhere[1]}
             )
         return records
 
@@ -148,7 +177,10 @@ class Outcome:
         """Read what `json` wrote."""
         kept = json.loads(text)
         cells = tuple(Cell(**_with_tuples(cell)) for cell in kept["cells"])
-        claims = tuple(ClaimResult(claim["text"], tuple(map(_read_gain, claim["gains"]))) for claim in kept["claims"])
+        claims = tuple(
+            ClaimResult(claim["text"], tuple(map(_read_gain, claim["gains"])), claim.get("test", True))
+            for claim in kept["claims"]
+        )
         return cls(**{**kept, "cells": cells, "claims": claims, "findings": tuple(kept["findings"])})
 
 
@@ -173,16 +205,39 @@ def _rounded(value: Any) -> Any:
 
 
 def judge(claim: Claim, values: Values, paper: Mapping[tuple[str, str, str], float]) -> ClaimResult:
-    """Compare the rows that a claim is about."""
-    gains = []
+    """Compare the rows that a claim is about, over the seeds that both have.
+
+    A comparison is better or worse if its interval says so, and if its p-value still does after Holm's correction for
+    all comparisons of the claim.
+    """
+    gains: list[Gain] = []
     for row, other in claim.pairs:
-        for column, metric in claim.measures:
-            ours, theirs = (values.get(name, {}).get((column, metric)) for name in (row, other))
-            if not ours or not theirs:
+        for column, metric in _measures(claim, values.get(row, {})):
+            ours, theirs = (values.get(name, {}).get((column, metric), {}) for name in (row, other))
+            seeds = [seed for seed in ours if seed in theirs]
+            if not seeds:
                 continue
             higher = metric in HIGHER
-            difference = compare_arms(ours, theirs, higher_is_better=higher, margin=claim.margin)
+            arms = [[arm[seed] for seed in seeds] for arm in (ours, theirs)]
+            difference = compare_arms(*arms, higher_is_better=higher, margin=claim.margin)
+            difference = dataclasses.replace(difference, p_value=t_p_value(difference.by_seed, -claim.margin))
             means = [paper.get((name, column, metric)) for name in (row, other)]
             published = None if None in means else (1 if higher else -1) * (means[0] - means[1])  # type: ignore[operator]
             gains.append(Gain(row, other, column, metric, difference, published))
-    return ClaimResult(claim.text, tuple(gains))
+    significant = holm([gain.difference.p_value for gain in gains])
+    corrected = [
+        gain
+        if clear
+        else dataclasses.replace(gain, difference=dataclasses.replace(gain.difference, verdict=Verdict.UNCLEAR))
+        for gain, clear in zip(gains, significant, strict=True)
+    ]
+    return ClaimResult(claim.text, tuple(corrected), claim.test)
+
+
+def _measures(claim: Claim, row: Mapping[Measure, Any]) -> list[Measure]:
+    """List the measures of a claim; "every set" stands for all columns that are no groups."""
+    return [
+        (column, metric)
+        for wanted, metric in claim.measures
+        for column in ([c for c, m in row if m == metric and c not in GROUPS] if wanted == "every set" else [wanted])
+    ]

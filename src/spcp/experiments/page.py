@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..report import page
 from ..report.figures import Drawn
+from .measures import GROUPS, Measure
 from .outcome import Cell, Gain, Outcome
 
-GROUPS = {"near", "far", "ood", "id"}  # columns of the first table; the rest are single sets
+FIRST = ("AUROC", "FPR95", "ACC")  # metrics of which the first table shows the groups, and others the single sets
 
 
 def write(outcome: Outcome, figures: Mapping[str, Drawn], folder: Path) -> Path:
@@ -26,31 +27,90 @@ def context(outcome: Outcome, pictures: Mapping[str, str], *, level: int = 1, br
         "outcome": outcome,
         "title": outcome.title,
         "about": about(outcome),
-        "tables": tables(outcome),
+        "tables": tables(outcome, brief=brief),
         "pictures": pictures,
-        "gain": gain_text,
-        "cell": brief_text if brief else cell_text,
+        "gain": lambda gain: gain_text(gain, outcome),
         "heading": "#" * level,
     }
 
 
-def tables(outcome: Outcome) -> list[dict[str, Any]]:
-    """Return the paper's columns as one table, then the single sets as another: titles, columns and lines of cells."""
-    measures = outcome.measures
-    sets = ("AUROC", "norm ratio")  # that the second table shows
-    chosen = {
-        "Groups": [(name, metric) for name, metric in measures if name in GROUPS or metric not in (*sets, "FPR95")],
-        "By set": [(name, metric) for name, metric in measures if name not in GROUPS and metric in sets],
+def tables(outcome: Outcome, *, brief: bool = False) -> list[dict[str, Any]]:
+    """Return the paper's columns as one table, then the single sets: titles, columns and lines of text.
+
+    The paper's numbers stand in brackets where the benchmark is the same, and else in columns of their own.
+    """
+    write_cell = brief_text if brief else cell_text
+    titled = {"Groups": main_measures(outcome)}
+    titled |= {
+        f"{metric} by set": [(name, kind) for name, kind in outcome.measures if name not in GROUPS and kind == metric]
+        for metric in (*FIRST, "norm ratio")
     }
     return [
         {
             "title": title,
-            "columns": [" ".join(measure) for measure in columns],
-            "lines": [(row, [outcome.cell(row, *measure) for measure in columns]) for row in outcome.rows],
+            "columns": [heading for heading, _ in columns],
+            "lines": [
+                (row_text(outcome, row), [texts[i] for _, texts in columns]) for i, row in enumerate(outcome.rows)
+            ],
         }
-        for title, columns in chosen.items()
-        if columns
+        for title, measures in titled.items()
+        if measures
+        for columns in [_columns(outcome, measures, write_cell)]
     ]
+
+
+def main_measures(outcome: Outcome) -> list[Measure]:
+    """List the columns of the paper's table: groups, and what is no measure of single sets."""
+    shown = [(name, metric) for name, metric in outcome.measures if name in GROUPS or metric not in FIRST]
+    return [(name, metric) for name, metric in shown if metric != "norm ratio"]
+
+
+def _columns(
+    outcome: Outcome, measures: Sequence[Measure], write_cell: Callable[[Cell | None], str]
+) -> list[tuple[str, list[str]]]:
+    """List the columns of a table: a heading, and what stands in each row."""
+    columns = []
+    for measure in measures:
+        cells = [outcome.cell(row, *measure) for row in outcome.rows]
+        columns.append((" ".join(measure), [write_cell(cell) for cell in cells]))
+        if any(cell.elsewhere for cell in cells if cell):
+            heading = f"{' '.join(measure)}, the paper's on {outcome.about['paper']}"
+            columns.append((heading, [_elsewhere(cell) for cell in cells]))
+    return columns
+
+
+def _elsewhere(cell: Cell | None) -> str:
+    return "" if cell is None or cell.elsewhere is None else f"{cell.elsewhere[0]:.2f}"
+
+
+def row_text(outcome: Outcome, row: str) -> str:
+    """Name a row, and say how many seeds it has if that is fewer than others have."""
+    count, most = len(outcome.seeds(row)), max(len(cell.seeds) for cell in outcome.cells)
+    return row if count == most else f"{row} ({count} of {most} seeds)"
+
+
+def records(outcome: Outcome) -> list[dict[str, Any]]:
+    """Return the paper's table, method by column: ours, its deviation over seeds, and the paper's."""
+    lines = []
+    for row in outcome.rows:
+        line: dict[str, Any] = {"row": row, "seeds": len(outcome.seeds(row))}
+        for measure in main_measures(outcome):
+            cell, name = outcome.cell(row, *measure), " ".join(measure)
+            line |= {name: cell and cell.mean, f"{name} std": cell and cell.std}
+            line[f"{name} paper"] = cell.paper[0] if cell and cell.paper else None
+        lines.append(line)
+    return lines
+
+
+def for_people(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Write a line of `records` for a terminal: our number with its deviation, and the paper's below it."""
+    names = [key.removesuffix(" std") for key in line if key.endswith(" std")]
+    written = {}
+    for name in names:
+        mean, deviation, theirs = (line[name + suffix] for suffix in ("", " std", " paper"))
+        ours = "" if mean is None else number_text(mean, deviation if line["seeds"] > 1 else None)
+        written[name] = ours + ("" if theirs is None else f"\npaper {theirs:.2f}")
+    return {"row": line["row"], "seeds": line["seeds"]} | written
 
 
 def about(outcome: Outcome) -> str:
@@ -60,11 +120,13 @@ def about(outcome: Outcome) -> str:
     key = "training loss of the plain network"
     loss = f", {key} {facts[key]:.3f}" if key in facts else ""
     rho_norm = f", rho_norm {facts['rho_norm']:g}" if "rho_norm" in facts else ""
+    if "grid" in facts:
+        rho_norm += f", chosen on validation data among {', '.join(f'{value:g}' for value in facts['grid'])}"
     precision = f", {facts['precision']}" if "precision" in facts else ""
     return (
         f"`{facts['command']}`: {facts['data']}, {facts['images']} training samples, {network}, {facts['epochs']} "
         f"epochs{loss}{rho_norm}; {facts['seeds']} seeds; {facts['machine']}{precision}; {facts['date']}; "
-        f"{facts['versions']}."
+        f"{facts['versions']}." + ("".join(f" {facts[key]}" for key in ("missing", "unlearnt") if key in facts))
     )
 
 
@@ -80,15 +142,28 @@ def brief_text(cell: Cell | None) -> str:
     """Write our number, and the paper's in brackets."""
     if cell is None:
         return ""
-    digits = 2 if abs(cell.mean) >= 1 else 3
     paper = "" if cell.paper is None else f" ({cell.paper[0]:.2f})"
-    return f"{cell.mean:.{digits}f} ±{cell.std:.{digits}f}{paper}"
+    return number_text(cell.mean, cell.std if len(cell.seeds) > 1 else None) + paper
 
 
-def gain_text(gain: Gain) -> str:
-    """Write a difference between two rows, with its interval, and the paper's."""
-    digits = 1 if gain.metric in ("AUROC", "FPR95", "ACC") else 3
+def number_text(mean: float, deviation: float | None, digits: int | None = None) -> str:
+    """Write a mean with its deviation over seeds; a single seed has none.
+
+    >>> number_text(91.5, 0.25), number_text(0.1234, None)
+    ('91.50 ±0.25', '0.123')
+    """
+    digits = digits or (2 if abs(mean) >= 1 else 3)
+    return f"{mean:.{digits}f}" + ("" if deviation is None else f" ±{deviation:.{digits}f}")
+
+
+def gain_text(gain: Gain, outcome: Outcome) -> str:
+    """Write a difference between two rows, with its interval and its verdict, and the paper's."""
+    digits = 1 if gain.metric in (*FIRST, "tail overlap") else 3
     mean, interval = gain.difference.mean, gain.difference.interval
     shown = "one seed" if interval is None else f"{interval[0]:+.{digits}f} to {interval[1]:+.{digits}f}"
-    paper = "" if gain.paper is None else f"; paper {gain.paper:+.{digits}f}"
-    return f"{gain.column} {gain.metric} over {gain.other}: {mean:+.{digits}f} ({shown}{paper})"
+    where = f" on {outcome.about['paper']}" if "paper" in outcome.about else ""
+    paper = "" if gain.paper is None else f"; paper {gain.paper:+.{digits}f}{where}"
+    return (
+        f"{gain.difference.verdict.value}: {gain.row} over {gain.other}, {gain.column} {gain.metric} "
+        f"{mean:+.{digits}f} ({shown}{paper})"
+    )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..contributions import evaluating
 from ..networks import Network
 from .base import Method, Outputs, full_precision, normalised
+
+BASE_TAU = 0.07  # of the contrastive losses that the authors' code builds on
 
 
 def update_prototypes(prototypes: Tensor, u: Tensor, y: Tensor, momentum: float) -> Tensor:
@@ -30,8 +34,8 @@ def update_prototypes(prototypes: Tensor, u: Tensor, y: Tensor, momentum: float)
 
 
 def compactness(u: Tensor, y: Tensor, prototypes: Tensor, tau: float = 0.1) -> Tensor:
-    """Return `CE(u . p / tau, y)`."""
-    return F.cross_entropy(u @ prototypes.t() / tau, y)
+    """Return `tau / 0.07 * CE(u . p / tau, y)`; the factor is from the authors' code."""
+    return tau / BASE_TAU * F.cross_entropy(u @ prototypes.t() / tau, y)
 
 
 def dispersion(prototypes: Tensor, tau: float = 0.1) -> Tensor:
@@ -43,10 +47,11 @@ def dispersion(prototypes: Tensor, tau: float = 0.1) -> Tensor:
 
 
 class CIDER(Method):
-    """`weight * CE(u . p / tau, y) + mean_i log mean_{j != i} exp(p_i . p_j / tau)`; p are the classes' prototypes.
+    """`w tau / 0.07 CE(u . p / tau, y) + mean_i log mean_{j != i} exp(p_i . p_j / tau)`; p are prototypes.
 
     u is a projection D - D - 128 of the features, of length 1; the classifier stays out of it, and the logits are the
-    similarities to the prototypes. SPCP truncates contributions to the projection.
+    similarities to the prototypes, which start at the means of their classes. SPCP truncates contributions to the
+    projection.
     """
 
     paper = "How to Exploit Hyperspherical Embeddings for Out-of-Distribution Detection? (CIDER), ICLR 2023"
@@ -76,6 +81,14 @@ class CIDER(Method):
         self.register_buffer("prototypes", normalised(torch.randn(num_classes, self.size)))
         network.classifier.requires_grad_(False)
         super().prepare(network, total_steps)
+
+    def begin(self, network: Network, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+        """Start each prototype at the mean of its class; one without samples stays at random."""
+        sums = torch.zeros_like(self.prototypes)
+        with evaluating(network, self):
+            for x, y in batches:
+                sums.index_add_(0, y, normalised(self.projection(network.forward_features(x)).float()))
+        self.prototypes.copy_(torch.where(sums.any(1, keepdim=True), normalised(sums), self.prototypes))
 
     def outputs(self, network: Network, x: Tensor) -> Outputs:
         """Return penultimate features, the similarities to the prototypes, and the class of the closest one."""

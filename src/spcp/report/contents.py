@@ -16,7 +16,7 @@ from ..environment import described, machine
 from ..evaluation import ALPHA, LARGER_IS_BETTER, NAMES
 from ..scores import DEFAULT
 from .examples import SIDE, examples, surprise
-from .study import Study, decisions
+from .study import Study, decisions, shipped
 from .summary import summarize
 
 SHOWN = ("energy", DEFAULT, "msp", "maxlogit", "react", "ash", "knn", "vim", "mds")  # can be chosen on the page
@@ -29,6 +29,7 @@ def contents(study: Study) -> dict[str, Any]:
         "study": study,
         "verdict": summarize(study),
         "decisions": decisions(study),
+        "shipped": shipped(study),
         "tables": {measure: table(study, measure) for measure in ("detection_rate", "auroc", "fpr95")},
         "names": NAMES,
         "differences": [(arm, study.differences(arm)) for arm in study.arms if arm is not study.reference],

@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..choice import Choice, Trial, trials_from_json
 from ..comparison import Difference, compare_arms
 from ..config import Config
 from ..conformal import p_values, samples_needed, threshold_rank
 from ..contributions import Pattern, pattern_of
 from ..data import Benchmark, noise, prepare
+from ..detector import read_notes
 from ..errors import InputError
 from ..evaluation import ALPHA, Evaluation, Table, over_seeds
 from ..methods import METHODS, Method
@@ -333,6 +335,17 @@ def decisions(study: Study) -> list[Decision]:
         share, deviation = means[study.sets[0]]["false_alarm_rate"]  # of the same ID samples, whatever the set
         interval = rate_interval(round(share * samples), samples) if single else None
         found.append(Decision(arm.name, score, score == DEFAULT, Rate(share, deviation, interval), rates))
+    return found
+
+
+def shipped(study: Study) -> list[tuple[str, Choice, tuple[Trial, ...]]]:
+    """List the detectors of the subject's runs: the folder, how the score was chosen, and what it was tried on."""
+    found = []
+    for member in study.subject.runs:
+        notes = read_notes(member.run.detector_path) if member.run.detector_path.exists() else {}
+        if "choice" in notes:
+            trials = trials_from_json(notes["trials"])
+            found.append((str(member.run.folder), Choice.from_json(notes["choice"]), trials))
     return found
 
 

@@ -32,6 +32,7 @@ from .single import SINGLE, Table, build
 from .two_views import TwoViews as TwoViews
 from .vim import ViM as ViM
 from .vra import VRA as VRA
+from .vra import VRAP as VRAP
 
 # By name: the class, and the options that make it this score.
 SCORES: Table = {

@@ -19,11 +19,11 @@ from .single import SINGLE, build
 
 _log = logging.getLogger("spcp")
 
-# Sets of members. "default" is used where there is training data, "logits" where there is none; "compact" keeps no
-# features of training samples.
+# Sets of members, by the measurements of benchmarks/decide.py. "default" is used where there is training data, "logits"
+# where there is none; "compact" keeps no features of training samples.
 MEMBERS: Mapping[str, tuple[str, ...]] = {
-    "default": ("energy", "rmds", "knn", "vim"),
-    "compact": ("energy", "rmds", "vim"),
+    "default": ("energy", "mds", "nnguide"),
+    "compact": ("energy", "mds", "itp"),
     "logits": ("energy", "msp", "gen"),
 }
 

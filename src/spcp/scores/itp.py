@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -16,7 +17,8 @@ class ITP(Score):
     """Energy of logits without those contributions `c[k,d] = W[k,d] h[d]`.
 
     `mu` and `sigma` of a class's contributions over its training samples are `W mean` and `|W| std` of their features.
-    A contribution is kept if `mu` is above the p-th percentile of its class, and `c < mu + l sigma`; the rest is 0.
+    A contribution is kept if `mu` is above the p-th percentile of all K x D, as in the authors' code, and
+    `c < mu + l sigma`; the rest is 0.
     With a truncating head, what is kept is truncated too.
     """
 
@@ -40,9 +42,9 @@ class ITP(Score):
         mean = entering(moments.mean[: len(W)], head)
         scale = entering(torch.ones_like(mean), head)
         mu = W * mean
-        variance = moments.squares[: len(W)] / (moments.count[: len(W), None] - 1)
+        variance = moments.squares[: len(W)] / (moments.count[: len(W), None] - 1).clamp(min=1)
         sigma = W.abs() * scale * variance.sqrt()
-        self.keep = mu > torch.quantile(mu, self.p / 100, dim=1, keepdim=True)
+        self.keep = mu > float(np.percentile(mu.numpy(), self.p))
         self.limit = (mu + self.l * sigma).float()
         return self.to(head.weight.device)
 

@@ -12,9 +12,14 @@ from ..bank import FeatureBank
 from .base import Score, energy, unit
 from .knn import top_similarities
 
+LEAST = 200  # guides: a share of a small training set would leave fewer than k to choose from
+
 
 class NNGuide(Score):
-    """`energy(z) * mean of the k largest f . (energy_i f_i)`; i runs over a `share` of the training samples."""
+    """`energy(z) * mean of the k largest f . (energy_i f_i)`; i runs over a `share` of the training samples.
+
+    There are at least 200 of them, or all.
+    """
 
     paper = "Nearest Neighbor Guidance for Out-of-Distribution Detection (NNGuide), ICCV 2023"
     formula = "energy(z) mean_top-k f . (energy_i f_i)"
@@ -30,7 +35,7 @@ class NNGuide(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Keep some of the training features, scaled by their energy."""
-        count = max(1, round(self.share * len(data)))
+        count = max(min(LEAST, len(data)), round(self.share * len(data)))
         rng = torch.Generator().manual_seed(0)  # data may be in an order, such as class after class
         chosen = torch.zeros(len(data), dtype=torch.bool)
         chosen[torch.randperm(len(data), generator=rng)[:count]] = True

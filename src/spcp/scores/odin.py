@@ -17,8 +17,8 @@ from .msp import msp
 
 def odin(logits: Callable[[Tensor], Tensor], x: Tensor, T: float, eps: float, std: Tensor | float = 1.0) -> Tensor:
     """Return `msp(z(x - eps / std * sign(grad_x CE(z(x) / T, argmax z))) / T)`, (B,)."""
-    with torch.enable_grad():
-        x = x.detach().requires_grad_()
+    with torch.inference_mode(False), torch.enable_grad():
+        x = (x.clone() if x.is_inference() else x).detach().requires_grad_()
         z = logits(x) / T
         (gradient,) = torch.autograd.grad(F.cross_entropy(z, z.argmax(1), reduction="sum"), x)
     with torch.no_grad():

@@ -29,7 +29,7 @@ from .scale import SCALE
 from .she import SHE
 from .two_views import TwoViews
 from .vim import ViM
-from .vra import VRA
+from .vra import VRA, VRAP
 
 # By name: the class, and the options that make it this score.
 Table = Mapping[str, tuple[type[Score], Mapping[str, Any]]]
@@ -57,6 +57,7 @@ SINGLE: Table = {
     "fdbd": (FDBD, {}),
     "nnguide": (NNGuide, {}),
     "vra": (VRA, {}),
+    "vra-p": (VRAP, {}),
     "nci": (NCI, {}),
     "relation": (Relation, {}),
     "two-views": (TwoViews, {}),

@@ -1,9 +1,10 @@
-"""VRA (Xu et al., 2023): features are limited from both sides."""
+"""VRA (Xu et al., 2023): features are limited from both sides. "vra" is OpenOOD's, "vra-p" the authors'."""
 
 from __future__ import annotations
 
 from typing import Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -36,3 +37,31 @@ class VRA(Score):
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Return the energy of the logits of features limited from both sides, (B,)."""
         return energy(head_logits(head, h.clamp(self.limits[0], self.limits[1])))
+
+
+class VRAP(VRA):
+    """Energy of the logits of `0 where h < a, else min(h, c)`; percentiles of each feature over the training set.
+
+    So the authors' code has it. OpenOOD, whose benchmark the other scores follow, clips at `a` instead, and takes both
+    percentiles over all features of the validation set: "vra" does that.
+    """
+
+    formula = "logsumexp(W ([h >= a] min(h, c)) + b)"
+    cost = "one pass; the head once more; keeps 2 x D numbers; all N training features when it is fitted"
+    sweep = {"high": (80.0, 85.0, 90.0, 95.0, 99.0), "low": (50.0, 60.0, 65.0, 70.0)}  # the authors'
+    fitted_on = ("train",)
+    limits: Tensor  # (2, D) a and c
+
+    def __init__(self, *, high: float = 90.0, low: float = 60.0) -> None:
+        super().__init__(high=high, low=low)
+
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Set the limits of each feature to percentiles over the training set."""
+        h = torch.cat([part.features for part in data.parts()]).float().numpy()
+        limits = np.stack([np.percentile(columns, (self.low, self.high)) for columns in h.T], 1)  # (2, D)
+        self.limits = torch.from_numpy(limits).float().to(head.weight.device)
+        return self
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Return the energy of the logits of features limited from above and dropped below, (B,)."""
+        return energy(head_logits(head, h.minimum(self.limits[1]).masked_fill(h < self.limits[0], 0)))

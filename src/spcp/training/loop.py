@@ -27,6 +27,7 @@ from ..data.sets import labels
 from ..errors import InputError, need
 from ..files import locked
 from ..methods import Method
+from ..metrics import is_guessing
 from ..networks import NETWORKS, Network, adapt, is_pretrained, preprocessing_of
 from ..networks.adapted import agree, logits_of
 from ..progress import progress_bar
@@ -179,7 +180,20 @@ def _train(
         for logger in fabric.loggers:
             logger.finalize(status)
     fabric.barrier()
-    return Run.open(state.folder, network=config.network if network is None else network, method=method)
+    run = Run.open(state.folder, network=config.network if network is None else network, method=method)
+    if state.writes and last == config.epochs and benchmark.val:
+        warn_of_guessing(run.history[-1]["val_accuracy"], labels(benchmark.val))
+    return run
+
+
+def warn_of_guessing(accuracy: float, y: Tensor) -> None:
+    """Say so if a network does not classify its validation data better than a guess."""
+    if is_guessing(accuracy, y):
+        _log.warning(
+            "the validation accuracy, %.1f %% of %d samples, is no better than guessing, so scores mean little; train "
+            "longer (--epochs), on more samples, or start from a pretrained network (--model)",
+            *(100 * accuracy, len(y)),
+        )
 
 
 def augmented(benchmark: Benchmark, augment: str) -> Benchmark:

@@ -1,0 +1,314 @@
+"""Changes the code of the core, one place at a time, and looks whether its tests notice.
+
+    python tests/mutation.py [--only clip,head] [--list] [--check]
+
+A mutant swaps an operator, negates a condition, changes a number, a word or a flag, or drops a statement or a result
+within a function; messages of errors stay. Each runs in a process of its own against the tests that reach the line,
+until one fails. Prints a table and the survivors; with --check exits 1 if more than 5 % survive, or one that is not in
+REASONS.
+
+mutmut leaves out functions with decorators, of which the core has many, and what it wraps around the others is seen by
+torch.compile; here the code of the living function is exchanged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import collections
+import contextlib
+import copy
+import gc
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+CORE = {
+    "clip": "src/spcp/contributions/clip.py",
+    "quantile": "src/spcp/contributions/quantile.py",
+    "head": "src/spcp/contributions/head.py",
+    "metrics": "src/spcp/metrics.py",
+    "conformal": "src/spcp/conformal.py",
+}
+TESTS = {
+    "clip": ("tests/contributions/test_clip.py",),
+    "quantile": ("tests/contributions/test_quantile.py", "tests/contributions/test_head.py"),
+    "head": ("tests/contributions/test_head.py", "tests/contributions/test_surgery.py"),
+    "metrics": ("tests/test_metrics.py",),
+    "conformal": ("tests/test_conformal.py",),
+}
+SLOW = 2.0  # seconds; tests that take longer are left out
+AIM = 0.05  # the share that may survive
+
+# Survivors that change nothing that can be seen, or nothing that a test on this machine can see.
+REASONS: dict[str, str] = {}
+
+
+# --- Mutants ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One change."""
+
+    module: str
+    function: str  # the outermost one, by its qualified name
+    line: int
+    what: str  # before -> after
+    code: types.CodeType  # of the function, changed
+
+    @property
+    def name(self) -> str:
+        return f"{self.module}, {self.function}: {self.what}"
+
+
+SWAPS: dict[type, type] = {
+    ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Eq: ast.NotEq, ast.NotEq: ast.Eq,
+    ast.Is: ast.IsNot, ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And,
+    ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Div, ast.Div: ast.Mult, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult,
+    ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd, ast.BitXor: ast.BitOr,
+}  # fmt: skip
+
+
+def changes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield what a node is replaced by."""
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in SWAPS:
+        for i, op in enumerate(node.ops):
+            yield ast.Compare(node.left, [*node.ops[:i], SWAPS[type(op)](), *node.ops[i + 1 :]], node.comparators)
+    elif isinstance(node, ast.BoolOp):
+        yield ast.BoolOp(SWAPS[type(node.op)](), node.values)
+    elif isinstance(node, ast.BinOp) and type(node.op) in SWAPS:
+        yield ast.BinOp(node.left, SWAPS[type(node.op)](), node.right)
+    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not | ast.USub | ast.Invert):
+        yield node.operand
+    elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
+        yield ast.Constant(not node.value)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
+        yield ast.Constant(node.value + 1)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield ast.Constant(f"{node.value}_")
+    elif isinstance(node, ast.If | ast.IfExp):
+        changed = copy.copy(node)
+        changed.test = ast.UnaryOp(ast.Not(), node.test)
+        yield changed
+    elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
+        yield ast.Return(ast.Constant(None))
+    elif isinstance(node, ast.AugAssign | ast.Raise) or (
+        isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+    ):
+        yield ast.Pass()
+
+
+def _is_none(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def mutants(module: str) -> Iterator[Mutant]:
+    """Yield every mutant of a file."""
+    path = ROOT / CORE[module]
+    tree = ast.parse(path.read_text())
+    seen: collections.Counter[str] = collections.Counter()
+    for function, name in _functions(tree):
+        for parent, field, index, node in list(_places(function)):
+            for new in changes(node):
+                _put(parent, field, index, ast.fix_missing_locations(ast.copy_location(new, node)))
+                code = _find(compile(tree, str(path), "exec"), name, function)
+                what = f"{_text(node)} -> {_text(new)}"
+                _put(parent, field, index, node)
+                seen[f"{name} {what}"] += 1
+                number = seen[f"{name} {what}"]
+                what += f" ({number})" if number > 1 else ""
+                yield Mutant(module, name, node.lineno, what, code)  # type: ignore[attr-defined]
+
+
+def _functions(tree: ast.Module) -> Iterator[tuple[ast.FunctionDef, str]]:
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            yield node, node.name
+        elif isinstance(node, ast.ClassDef):
+            yield from ((each, f"{node.name}.{each.name}") for each in node.body if isinstance(each, ast.FunctionDef))
+
+
+def _places(node: ast.AST, top: bool = True) -> Iterator[tuple[ast.AST, str, int | None, ast.AST]]:
+    """Yield where every node below a function is: but signatures, annotations, docstrings, and texts of errors."""
+    for field, value in ast.iter_fields(node):
+        if field in ("args", "returns", "annotation", "decorator_list") and not isinstance(node, ast.Call):
+            continue
+        children = value if isinstance(value, list) else [value]
+        for i, child in enumerate(children):
+            if not isinstance(child, ast.AST) or (
+                isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+            ):
+                continue
+            if isinstance(child, ast.JoinedStr):
+                continue
+            yield node, field, i if isinstance(value, list) else None, child
+            if not isinstance(child, ast.Raise):
+                yield from _places(child, False)
+
+
+def _put(parent: Any, field: str, index: int | None, node: ast.AST) -> None:
+    if index is None:
+        setattr(parent, field, node)
+    else:
+        getattr(parent, field)[index] = node
+
+
+def _find(code: types.CodeType, name: str, function: ast.FunctionDef) -> types.CodeType:
+    lines = {function.lineno, *(decorator.lineno for decorator in function.decorator_list)}
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            if constant.co_qualname == name and constant.co_firstlineno in lines:
+                return constant
+            with_in = [inner for inner in constant.co_consts if isinstance(inner, types.CodeType)]
+            for inner in with_in:
+                if inner.co_qualname == name and inner.co_firstlineno in lines:
+                    return inner
+    raise LookupError(name)
+
+
+def _text(node: ast.AST) -> str:
+    if isinstance(node, ast.If):
+        return f"if {ast.unparse(node.test)}"
+    return " ".join(ast.unparse(node).split())[:90]
+
+
+# --- Tests ------------------------------------------------------------------------------------------------------------
+
+
+class Runner:
+    """A pytest plugin: collects once, then runs the tests of each mutant in a fork."""
+
+    def __init__(self, modules: list[str]) -> None:
+        self.modules = modules
+        self.results: list[tuple[Mutant, str]] = []
+        self.failed = False
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.failed |= report.failed
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        items = session.items
+        reached, seconds = in_fork(lambda: self._measure(items))
+        for module in self.modules:
+            for mutant in mutants(module):
+                lines = reached.get(f"{mutant.module} {mutant.line}", [])
+                chosen = sorted((i for i in lines if seconds[i] < SLOW), key=lambda i: seconds[i])
+                self.results.append((mutant, self._verdict(mutant, [items[i] for i in chosen], seconds)))
+                print(".S"[self.results[-1][1] == "survived"], end="", file=sys.__stderr__, flush=True)
+        return True
+
+    def _run(self, item: Any) -> bool:
+        self.failed = False
+        item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
+        return self.failed
+
+    def _measure(self, items: list[Any]) -> tuple[dict[str, list[int]], list[float]]:
+        """Which tests reach a line, and how long each takes."""
+        import coverage
+
+        reached: dict[str, list[int]] = collections.defaultdict(list)
+        files = {str(ROOT / path): name for name, path in CORE.items()}
+        seconds = []
+        for i, item in enumerate(items):
+            cover = coverage.Coverage(data_file=None, include=list(files), config_file=False)
+            cover.set_option("run:disable_warnings", ["no-data-collected"])
+            started = time.monotonic()
+            with cover.collect():
+                failed = self._run(item)
+            seconds.append(1e9 if failed else time.monotonic() - started)  # what fails anyway says nothing
+            for path in cover.get_data().measured_files():
+                for line in cover.get_data().lines(path) or ():
+                    reached[f"{files[path]} {line}"].append(i)
+        return reached, seconds
+
+    def _verdict(self, mutant: Mutant, items: list[Any], seconds: list[float]) -> str:
+        if not items:
+            return "survived"  # no test reaches it
+
+        def work() -> str:
+            signal.alarm(60)
+            exchange(mutant)
+            return "killed" if any(self._run(item) for item in items) else "survived"
+
+        return in_fork(work, "killed")  # by the alarm, or a crash
+
+
+def exchange(mutant: Mutant) -> None:
+    """Give the living function the code of the mutant."""
+    path = str(ROOT / CORE[mutant.module])
+    found = 0
+    for thing in gc.get_objects():
+        if isinstance(thing, types.FunctionType) and thing.__code__.co_filename == path:
+            code = thing.__code__
+            if (code.co_qualname, code.co_firstlineno) == (mutant.function, mutant.code.co_firstlineno):
+                thing.__code__ = mutant.code
+                found += 1
+    assert found, mutant.name
+
+
+def in_fork(work: Any, otherwise: Any = None) -> Any:
+    """Return what `work()` does, in a process of its own; what that starts ends with it."""
+    with tempfile.TemporaryFile("w+") as result:
+        child = os.fork()
+        if not child:
+            os.setpgid(0, 0)
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, 1)
+            os.dup2(nowhere, 2)
+            try:
+                json.dump(work(), result)
+                result.flush()
+            finally:
+                os._exit(0)
+        os.waitpid(child, 0)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(child, signal.SIGKILL)
+        result.seek(0)
+        text = result.read()
+    if not text and otherwise is None:
+        raise RuntimeError("the tests do not run without a mutant")
+    return json.loads(text) if text else otherwise
+
+
+def main() -> None:
+    import pytest
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
+    parser.add_argument("--only", default=",".join(CORE), help="modules, separated by commas")
+    parser.add_argument("--list", action="store_true", help="show the mutants, and run nothing")
+    options = parser.parse_args()
+    modules = options.only.split(",")
+    if options.list:
+        print("\n".join(f"{mutant.line:>4} {mutant.name}" for module in modules for mutant in mutants(module)))
+        return
+    os.chdir(ROOT)
+    runner = Runner(modules)
+    files = [CORE[module] for module in modules]  # for their examples
+    tests = dict.fromkeys(test for module in modules for test in TESTS[module])
+    pytest.main([*tests, *files, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"], plugins=[runner])
+    print(f"\n{'module':<12}{'mutants':>9}{'survived':>10}")
+    survivors = [mutant for mutant, verdict in runner.results if verdict == "survived"]
+    for module in modules:
+        count = sum(mutant.module == module for mutant, _ in runner.results)
+        print(f"{module:<12}{count:>9}{sum(mutant.module == module for mutant in survivors):>10}")
+    share = len(survivors) / max(1, len(runner.results))
+    print(f"{'all':<12}{len(runner.results):>9}{len(survivors):>10}, {share:.1%}")
+    for mutant in survivors:
+        print(f"{CORE[mutant.module]}:{mutant.line}: {mutant.name}\n    {REASONS.get(mutant.name, 'no reason given')}")
+    if options.check and (share > AIM or any(mutant.name not in REASONS for mutant in survivors)):
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()
