@@ -12,6 +12,7 @@ import difflib
 import importlib
 import math
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -197,7 +198,7 @@ def _saved(transformers: Any, path: str, prefix: str) -> dict[str, torch.Tensor]
         files, _ = hub.get_checkpoint_shard_files(path, index)
     else:
         files = [found]
-    tensors = {key: value for file in files for key, value in read_tensors(file)[0].items()}
+    tensors = {key: value for file in files for key, value in read_tensors(Path(file))[0].items()}
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 
 
