@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..contributions import evaluating
 from ..networks import Network
-from ..networks.base import evaluating
 from .base import Method, Outputs, full_precision, normalised
 
 BASE_TAU = 0.07  # of the contrastive losses that the authors' code builds on

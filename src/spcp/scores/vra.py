@@ -39,21 +39,26 @@ class VRA(Score):
         return energy(head_logits(head, h.clamp(self.limits[0], self.limits[1])))
 
 
-class VRAP(VRA):
+class VRAP(Score):
     """Energy of the logits of `0 where h < a, else min(h, c)`; percentiles of each feature over the training set.
 
     So the authors' code has it. OpenOOD, whose benchmark the other scores follow, clips at `a` instead, and takes both
     percentiles over all features of the validation set: "vra" does that.
     """
 
+    paper = VRA.paper
     formula = "logsumexp(W ([h >= a] min(h, c)) + b)"
     cost = "one pass; the head once more; keeps 2 x D numbers; all N training features when it is fitted"
+    reads = "head"
+    ranges = VRA.ranges
     sweep = {"high": (80.0, 85.0, 90.0, 95.0, 99.0), "low": (50.0, 60.0, 65.0, 70.0)}  # the authors'
     fitted_on = ("train",)
+    state = ("limits",)
     limits: Tensor  # (2, D) a and c
 
     def __init__(self, *, high: float = 90.0, low: float = 60.0) -> None:
-        super().__init__(high=high, low=low)
+        super().__init__()
+        self.high, self.low = high, low
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Set the limits of each feature to percentiles over the training set."""
