@@ -67,12 +67,8 @@ class DataOptions:
         The data of a run may have been moved, so its description may differ in the paths. A pretrained network gets its
         images as it was trained on them.
         """
-<<<<<<< HEAD
         text = self._description(flip, network or "")
-=======
-        text = self._description(flip)
         warnings.filterwarnings("ignore", message=".*(: left out: |, so it is no class)")  # the summary has it
->>>>>>> 62d22f6 (Say how to skip a file that cannot be read, and show what is left out once)
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; name a folder (--out)")
         if text is None:
