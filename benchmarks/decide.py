@@ -47,7 +47,7 @@ MEMBERS = (  # beside the default and the library's other sets
     ("energy", "knn"),
     ("energy", "rmds", "knn", "vim"),
     ("energy", "mds", "rmds", "knn"),
-    ("gen", "mds", "nnguide"),
+    ("energy", "mds", "nnguide"),
     ("msp", "energy", "mds", "rmds", "knn", "vim", "gen"),
 )
 

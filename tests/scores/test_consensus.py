@@ -103,7 +103,7 @@ def test_members_that_do_not_apply_are_left_out(caplog: pytest.LogCaptureFixture
         Consensus(members=("knn",)).fit_held_out(fit, head)
     by_default = Consensus()
     by_default.check_readable(("outputs",), "CIDER")
-    assert list(fit_on(by_default, fit, head).options["members"]) == ["energy", "mds", "nnguide"]
+    assert list(fit_on(by_default, fit, head).options["members"]) == ["gen", "mds", "nnguide"]
     with pytest.raises(InputError, match="ViM: reads the last layer, and networks trained by CIDER have none"):
         build_score("vim").check_readable(("outputs",), "CIDER")
 

@@ -22,7 +22,7 @@ _log = logging.getLogger("spcp")
 # Sets of members, by the measurements of benchmarks/decide.py. "default" is used where there is training data, "logits"
 # where there is none; "compact" keeps no features of training samples.
 MEMBERS: Mapping[str, tuple[str, ...]] = {
-    "default": ("energy", "mds", "nnguide"),
+    "default": ("gen", "mds", "nnguide"),
     "compact": ("energy", "mds", "itp"),
     "logits": ("energy", "msp", "gen"),
 }
