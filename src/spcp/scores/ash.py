@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from .base import Score, energy, head_logits, ratio
+from .base import Score, energy, exp_ratio, head_logits
 
 Kind = Literal["b", "s", "p"]
 
@@ -25,7 +25,7 @@ def ash(h: Tensor, percentile: float, kind: Kind) -> Tensor:
     if kind == "b":
         values = (h.sum(1, keepdim=True) / k).expand(-1, k)
     elif kind == "s":
-        values = top.values * ratio(h.sum(1, keepdim=True), top.values.sum(1, keepdim=True)).exp()
+        values = top.values * exp_ratio(h.sum(1, keepdim=True), top.values.sum(1, keepdim=True))
     elif kind == "p":
         values = top.values
     else:

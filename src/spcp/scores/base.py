@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from ..bank import SHARD, FeatureBank
 from ..errors import InputError
@@ -110,14 +111,17 @@ def energy(z: Tensor, T: float = 1.0) -> Tensor:
 
 
 def head_logits(head: nn.Linear, h: Tensor) -> Tensor:
-    """Return the logits of features in float32, whatever the precision of the head."""
-    z: Tensor = head(h.to(head.weight.dtype))
+    """Return the logits of features in float32, whatever the precision of the head: shaped features may be large."""
+    if head.weight.dtype in (torch.float16, torch.bfloat16):
+        z: Tensor = functional_call(head, {name: weight.float() for name, weight in head.named_parameters()}, h.float())
+    else:
+        z = head(h.to(head.weight.dtype))
     return z.to(h.dtype)
 
 
-def ratio(a: Tensor, b: Tensor) -> Tensor:
-    """Return `a / b`, and 1 for a sample whose features are all 0: nothing over nothing."""
-    return torch.where(b == 0, 1.0, a / b)
+def exp_ratio(a: Tensor, b: Tensor) -> Tensor:
+    """Return `exp(a / b)`, with 0 / 0 = 1, and at most e^60: logits stay finite, whatever features a network has."""
+    return torch.where(b == 0, 1.0, a / b).clamp(max=60).exp()
 
 
 def entering(h: Tensor, head: nn.Linear) -> Tensor:

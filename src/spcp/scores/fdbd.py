@@ -35,4 +35,5 @@ class FDBD(Score):
         """Return the mean-scaled sum of distances to the decision boundaries, (B,)."""
         top, predicted = z.max(1)
         away = (h - self.mean).norm(dim=1).clamp(min=torch.finfo(h.dtype).tiny)
-        return ((top[:, None] - z) / self.gaps[predicted]).sum(1) / away
+        distances = ((top[:, None] - z) / self.gaps[predicted]).sum(1)
+        return (distances / away).clamp(max=torch.finfo(h.dtype).max)  # at the mean itself

@@ -5,13 +5,13 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from .ash import survivors
-from .base import Score, energy, head_logits, ratio
+from .base import Score, energy, exp_ratio, head_logits
 
 
 def scale(h: Tensor, percentile: float) -> Tensor:
     """Return `h exp(sum(h) / sum(its k largest))`; assumes h >= 0."""
     top = h.topk(survivors(h.shape[1], percentile), 1, sorted=False).values
-    return h * ratio(h.sum(1, keepdim=True), top.sum(1, keepdim=True)).exp()
+    return h * exp_ratio(h.sum(1, keepdim=True), top.sum(1, keepdim=True))
 
 
 class SCALE(Score):
