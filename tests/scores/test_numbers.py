@@ -12,7 +12,7 @@ from spcp import Detector
 from spcp.bank import FeatureBank
 from spcp.scores import SCORES, build_score
 
-from .test_scores import OPTIONS, D, K, make_head
+from .test_scores import OPTIONS, D, K, fit_on, make_head
 
 Case = tuple[nn.Linear, Tensor, Tensor]  # a head; features to fit on, and the labels of those
 
@@ -81,7 +81,7 @@ def test_every_score_is_finite(name: str, case: str) -> None:
         data = FeatureBank.of(samples, head(samples))
     assert fit.logits.isfinite().all()
     assert data.logits.isfinite().all()
-    scores = build_score(name, **options).fit(fit, head).scores(data, head)
+    scores = fit_on(build_score(name, **options), fit, head).scores(data, head)
     assert scores.shape == (len(data),)
     assert scores.isfinite().all(), scores
 
