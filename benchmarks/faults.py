@@ -407,7 +407,6 @@ class Bench:
         self.whole: dict[str, Whole] = {}
         self.given.mkdir()
         write_given(self.given)
-        data.load_benchmark("digits")  # so that no process has to
         self.server = os.fork()
         if not self.server:
             serve(self.given)
@@ -575,6 +574,8 @@ def faults(tasks: Sequence[str], kills: int, seed: int, kinds: Sequence[str] = t
     with tempfile.TemporaryDirectory() as folder, quiet(Path(folder)):
         bench = Bench(Path(folder), seed)
         try:
+            if "reproduce" in tasks:
+                data.load_benchmark("digits")  # once, before processes part
             may_mount = mounts(Path(folder) / "disk")
             for i in range(kills):
                 bench.kill(tasks[i % len(tasks)], timed=i // len(tasks) % 2 == 1)
@@ -608,11 +609,14 @@ def quiet(folder: Path) -> Iterator[None]:
 
 
 def table(bench: Bench) -> str:
-    lines = [f"{'fault':<24}{'task':<12}{'times':>7}{'wrong':>7}"]
-    for (task, fault), (times, wrong) in sorted(bench.rows.items(), key=lambda item: item[0][1]):
-        lines.append(f"{fault:<24}{task:<12}{times:>7}{wrong:>7}")
+    """How many trials went wrong, of how many: a row for each fault, a column for each task."""
+    tasks = list(dict.fromkeys(task for task, _ in bench.rows))
+    lines = [f"{'wrong / trials':<22}" + "".join(f"{task:>10}" for task in tasks)]
+    for fault in dict.fromkeys(fault for _, fault in bench.rows):
+        rows = [bench.rows.get((task, fault), [0, 0]) for task in tasks]
+        lines.append(f"{fault:<22}" + "".join(f"{f'{wrong} / {times}':>10}" for times, wrong in rows))
     times, wrong = (sum(row[i] for row in bench.rows.values()) for i in (0, 1))
-    return "\n".join([*lines, f"{'all':<36}{times:>7}{wrong:>7}", *dict.fromkeys(bench.notes)])
+    return "\n".join([*lines, f"{'all':<22}{f'{wrong} / {times}':>10}", *dict.fromkeys(bench.notes)])
 
 
 def main() -> None:
