@@ -6,6 +6,7 @@ import contextlib
 import json
 import tempfile
 import tomllib
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,6 +68,7 @@ class DataOptions:
         images as it was trained on them.
         """
         text = self._description(flip, network or "")
+        warnings.filterwarnings("ignore", message=".*(: left out: |, so it is no class)")  # the summary has it
         if folder.exists() and not folder.is_dir():
             raise InputError(f"{folder}: is a file; name a folder (--out)")
         if text is None:

@@ -79,7 +79,9 @@ def read_folder(
     if extra is not None:
         raise DataError(f"{folder}: the class {extra!r} is none of the {len(class_names)} given; rename or remove it")
     if label is None and class_names:
-        folders = {entry.name for entry in os.scandir(folder) if entry.is_dir() and not is_system(entry.name)}
+        folders = {
+            printable(entry.name) for entry in os.scandir(folder) if entry.is_dir() and not is_system(entry.name)
+        }
         for name in sorted(folders - set(names)):
             notes.append(f"{folder / name}: holds no {kind} files, so it is no class; fill or remove it")
             warnings.warn(notes[-1], stacklevel=3)

@@ -19,7 +19,7 @@ from .folders import Bad
 from .images import ImageTransform
 from .inputs import Transform
 from .memory import Memory, finish
-from .prepared import check_fit, fits_in_memory, prepare, readable_files
+from .prepared import OR_SKIP, check_fit, fits_in_memory, prepare, readable_files
 from .reading import as_set
 from .sets import DataSet, FileSet, on_cpu
 
@@ -117,7 +117,7 @@ class Loader:
         decoder = Decoder(self.data, self.transform, self.train, self.seed)
         for x, y, problems in stream(decoder, Keys(order, epoch, shares, self.views), self.workers, self.device):
             if problems:
-                raise DataError(problems[0][1])
+                raise DataError(problems[0][1] + (OR_SKIP if isinstance(self.data, FileSet) else ""))
             y = y[: len(y) // self.views]
             x, y = x.to(self.device, non_blocking=True), y.to(self.device, non_blocking=True)
             yield finish(x, self.transform), y

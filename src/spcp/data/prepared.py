@@ -26,6 +26,7 @@ from .memory import finish
 from .reading import as_set
 from .sets import DataSet, FileSet, ItemSet, TensorSet, on_cpu, take
 
+OR_SKIP = ", or skip such files (bad='skip', --bad skip)"
 IN_MEMORY_SIDE = 64  # images up to this size are prepared once and kept as bytes,
 IN_MEMORY_BYTES = 4 << 30  # if they are not too many
 
@@ -107,7 +108,7 @@ def _decode_all(data: DataSet, transform: Transform, workers: int | None) -> tup
     decoder, out, labels, done = Decoder(data, transform, train=False, seed=0), np.empty(0), [], 0
     for x, y, problems in _in_order(decoder, f"preparing {data.name}", workers):
         if problems:
-            raise DataError(problems[0][1])
+            raise DataError(problems[0][1] + (OR_SKIP if isinstance(data, FileSet) else ""))
         batch = (finish(x, transform) if isinstance(transform, AudioTransform) else x).numpy()
         if not done:  # once: a list of parts would take twice the memory
             out = np.empty((len(data), *batch.shape[1:]), batch.dtype)
