@@ -95,15 +95,15 @@ def test_the_sizes_of_the_parts_are_shown_before_training(run: Spcp, tmp_path: P
 def test_too_few_to_calibrate_is_said_before_training(run: Spcp, tmp_path: Path) -> None:
     result = run("train", "--id", few(tmp_path / "id", 100), *SMALL, "--epochs", 1, "-o", tmp_path / "r")
     warning = (
-        "spcp: this run will have no threshold: it has 10 validation samples, and alpha = 0.05 needs 19, 9 more; add "
-        "samples, give --split 0.5,0.25,0.25, or take --alpha 0.1\n"
+        "spcp: this run will have no threshold: it has 10 validation samples, and alpha = 0.05 needs 21, 11 more; add "
+        "samples, give --split 0.5,0.25,0.25, or take --alpha 0.12\n"
     )
     assert result.err.index(warning) < result.err.index("epoch 1/1")
     assert result.code == 0
     refused = run("calibrate", tmp_path / "r")
     assert refused.code == 2
-    assert "10 calibration samples are too few for alpha = 0.05; at least 19 are needed, 9 more" in refused.err
-    assert run("calibrate", tmp_path / "r", "--alpha", 0.1).code == 0
+    assert "10 held-out ID samples are too few for alpha = 0.05; at least 21 are needed" in refused.err
+    assert run("calibrate", tmp_path / "r", "--alpha", 0.12).code == 0
     result = run("train", "--id", tmp_path / "id", *SMALL, "--split", "0.5,0.25,0.25", "-o", tmp_path / "more")
     assert "no threshold" not in result.err
     assert (tmp_path / "more" / "detector.safetensors").exists()

@@ -66,12 +66,12 @@ def warn_of_too_few(benchmark: Benchmark | None, alpha: float) -> None:
     if benchmark is None:
         return
     parts = [0 if part is None else len(part) for part in (benchmark.train, benchmark.val, benchmark.test)]
-    count, needed = parts[1], samples_needed(alpha)
+    count, needed = parts[1], samples_needed(alpha) + 2  # the default score is fitted on two of them, at least
     if count >= needed:
         return
     share = math.ceil(20 * 1.1 * needed / sum(parts)) / 20  # some more, since every class is rounded
     split = f", give --split {1 - 2 * share:.2g},{share:g},{share:g}" if share <= 0.3 else ""
-    larger = f", or take --alpha {math.ceil(100 / (count + 1)) / 100:g}" if count >= 4 else ""
+    larger = f", or take --alpha {math.ceil(100 / (count - 1)) / 100:g}" if count >= 6 else ""
     print(
         f"spcp: this run will have no threshold: it has {count} validation samples, and alpha = {alpha:g} needs "
         f"{needed}, {needed - count} more; add samples{split}{larger}",
