@@ -295,7 +295,7 @@ def test_damaged_svhn(tmp_path: Path) -> None:
     savemat(path, {"y": np.ones((2, 1))}, format="4")
     with pytest.raises(data.DataError, match="not a MATLAB file of version 5; save it with -v7"):
         data.read_svhn(path)
-    with pytest.raises(data.DataError, match=r"none.mat: No such file"):
+    with pytest.raises(data.DataError, match=r"none.mat: there is no such file"):
         data.read_svhn(tmp_path / "none.mat")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +16,7 @@ from .images import ImageTransform
 
 Transform = ImageTransform | AudioTransform | None
 
+_LARGEST = 1 << 26  # numbers in a sample
 _KINDS: Mapping[str, type[ImageTransform] | type[AudioTransform]] = {"image": ImageTransform, "audio": AudioTransform}
 
 
@@ -53,6 +55,8 @@ class Inputs:
                 raise ValueError("class_names must be a list of names")
             if not isinstance(shape, list) or not shape or not all(type(size) is int and size > 0 for size in shape):
                 raise ValueError("shape must be a list of whole numbers")
+            if math.prod(shape) > _LARGEST:
+                raise ValueError(f"shape {shape} is too large for a sample")
             transform = None
             if options is not None:
                 transform = _KINDS[options["kind"]](**{key: options[key] for key in options if key != "kind"})

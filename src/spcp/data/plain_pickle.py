@@ -95,7 +95,8 @@ def load_plain_pickle(path: Path) -> Any:
         value = _PlainUnpickler(io.BytesIO(raw), encoding="bytes").load()
         return {key: _unwrapped(item) for key, item in value.items()} if isinstance(value, dict) else _unwrapped(value)
     except Exception as error:  # a hostile pickle can raise anything
-        raise DataError(f"{path}: not a pickle of plain values and arrays ({error}); download it again") from error
+        reason = " ".join(str(error).split())  # which may quote the file
+        raise DataError(f"{path}: not a pickle of plain values and arrays ({reason}); download it again") from error
 
 
 def _check_sizes(raw: bytes) -> None:

@@ -135,7 +135,7 @@ class TrainingState:
         path = self.folder / "state.safetensors"
         if not self.resumable:
             return False
-        tensors, notes = files.read_tensors(path, cure="delete it to train from the start")
+        tensors, notes = files.read_tensors(path, ours=True, cure="delete it to train from the start")
         try:
             _restore(trainee, optimizer, within(tensors, "trainee."), within(tensors, "momentum."))
         except (RuntimeError, KeyError) as error:
