@@ -203,7 +203,7 @@ def test_exports_as_it_detects(score: str, truncate: bool) -> None:
     predictions, scores, is_ood = program(x)
     assert net.training
     assert torch.equal(predictions, expected.predictions)
-    torch.testing.assert_close(scores.detach(), expected.scores)
+    torch.testing.assert_close(scores.detach(), expected.scores, rtol=1e-4, atol=1e-4)  # sums in another order
     assert torch.equal(is_ood, expected.is_ood)
 
 
@@ -432,11 +432,13 @@ def test_the_promise_of_the_default() -> None:
     """At most alpha of new ID samples are flagged, on average over calibration sets of 60 samples."""
     rng = torch.Generator().manual_seed(0)
     net = model()
-    new = torch.randn(500, 4, generator=rng)
     detector = Detector(net).fit([(torch.randn(300, 4, generator=rng), torch.randint(3, (300,), generator=rng))])
     rates = torch.tensor(
         [
-            detector.calibrate(torch.randn(60, 4, generator=rng), 0.1).detect(new).is_ood.double().mean()
+            detector.calibrate(torch.randn(60, 4, generator=rng), 0.1)
+            .detect(torch.randn(100, 4, generator=rng))
+            .is_ood.double()
+            .mean()
             for _ in range(150)
         ]
     )

@@ -188,7 +188,9 @@ def test_the_fixed_threshold_is_the_one_that_spcp_ended_with(tmp_path: Path, mon
     runs = Lab(BUDGETS["full"], tmp_path)
     asked: list[Row] = []
     monkeypatch.setattr(runs, "run", lambda row, seed: asked.append(row) or Run(tmp_path, Config()))
-    (tmp_path / "metrics.jsonl").write_text('{"epoch": 0, "threshold": 0.5}\n{"epoch": 1, "threshold": 0.25}\n')
+    record = {"loss": 1.0, "accuracy": 0.5, "lr": 0.1, "seconds": 1.0, "truncated": 0.1}
+    lines = [json.dumps({"epoch": i, "threshold": threshold, **record}) for i, threshold in enumerate((0.5, 0.25))]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     config = runs.config(Row("Fixed", "fixed", benchmark="cifar10"), 1)
     assert (config.truncation.initial_threshold, config.truncation.beta) == (0.25, 1.0)
     assert [row.method for row in asked] == ["spcp"]

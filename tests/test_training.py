@@ -295,7 +295,7 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
     folder = training.train(training_run.config("plain", 1), tmp_path / "r", benchmark=corners).folder
     settings = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(settings | {"epoch": 3}))
-    with pytest.raises(InputError, match="a run has no setting 'epoch'; there are augment, batch_size"):
+    with pytest.raises(InputError, match="a run has no setting 'epoch'; there are architecture, augment"):
         Run.open(folder)
     (folder / "config.json").write_text("{")
     with pytest.raises(InputError, match="is not valid JSON"):

@@ -315,10 +315,10 @@ def test_predicted_classes_stand_in_for_labels(name: str, caplog: pytest.LogCapt
     head = make_head(False)
     labelled = make_data(head, M, 1)
     h, z = labelled.features, labelled.logits
-    fitted = build_score(name).fit(FeatureBank.of(h, z, z.argmax(1)), head)
+    fitted = fit_on(build_score(name), FeatureBank.of(h, z, z.argmax(1)), head)
     assert not caplog.messages
     bank = FeatureBank.of(h, z)
-    unlabelled = build_score(name).fit(bank, head)
+    unlabelled = fit_on(build_score(name), bank, head)
     build_score("she").fit(bank, head)  # which asks for two kinds of moments
     assert torch.equal(unlabelled.scores(bank, head), fitted.scores(bank, head))
     assert caplog.messages == [f"{M} of {M} samples have no label; their predicted classes stand in"]
