@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spcp.conformal import p_values, samples_needed, split, threshold_rank
+from spcp.conformal import log_p_value, p_values, samples_needed, split, threshold_rank
 from spcp.errors import InputError
 
 
@@ -94,3 +94,14 @@ def test_the_ends_of_alphas_range(alpha: float, delta: float | None) -> None:
     for end in (0.0, 1.0, 1 - 1e-12):
         with pytest.raises(InputError, match=r"delta = .* must lie between 0 and 1"):
             threshold_rank(19, 0.5, end)
+
+
+def test_log_p_values_within_and_beyond_the_id_scores() -> None:
+    id_scores = torch.tensor([1.0, 2.0, 2.0, 4.0], dtype=torch.float64)
+    scale = id_scores.std(correction=0).item()
+    scores = torch.tensor([1.0, 1.5, 4.0, 1.0 - 2 * scale, -1e6], dtype=torch.float64)
+    expected = torch.tensor([math.log(0.2), math.log(0.3), math.log(0.8)], dtype=torch.float64)
+    p = log_p_value(scores, id_scores)
+    torch.testing.assert_close(p[:3], expected)
+    assert p[3].item() < p[0].item()
+    assert -math.inf < p[4].item() < p[3].item()
