@@ -206,7 +206,8 @@ def test_names_do_not_command_the_terminal(run: Spcp, trained: Path, photos: Pat
     code = f"import sys, spcp.cli; sys.argv[1:] = {arguments!r}; sys.stdout.isatty = lambda: True; spcp.cli.main()"
     environment = os.environ | {"COLUMNS": "400", "TERM": "dumb"}  # without rich's own commands
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
-    assert r"\x1b]0;owned\x07" in shown.stdout
+    lines = [line.split("│")[1].strip() for line in shown.stdout.splitlines() if "│" in line]
+    assert r"\x1b]0;owned\x07" in "".join(lines)  # a narrow table folds names
     for result in (
         run("detect", tmp_path / f"nothing{evil}", "--run", trained),
         run("detect", photos / "ood", "--run", tmp_path / evil),
