@@ -278,7 +278,8 @@ def page(results: Mapping[str, Any]) -> tuple[str, list[str]]:
             near, far = (rank_correlation(seeds, group) for group in ("near", "far"))
             text += [
                 f"## {setting}, {arm}",
-                f"{len(seeds)} seeds, accuracy {100 * accuracy:.1f} %; {result['machine']}.\n",
+                f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, accuracy {100 * accuracy:.1f} %; "
+                f"{result['machine']}.\n",
                 to_markdown(HEADER, lines_of(seeds)),
                 f"Chosen by seed: {chosen}. Rank correlation of the scores' detection rates on proxies with those on "
                 f"near-OOD sets {near:.2f}, on far-OOD sets {far:.2f}.\n",
@@ -304,6 +305,15 @@ figures of those settings are slightly optimistic; photos and embeddings took no
 """
 
 
+def rounded(value: Any) -> Any:
+    """Round all numbers to five digits: more are noise, and files are committed."""
+    if isinstance(value, Mapping):
+        return {key: rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [rounded(item) for item in value]
+    return round(value, 5) if isinstance(value, float) else value
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(SETTINGS))
@@ -322,7 +332,7 @@ def main() -> None:
                 print(f"{setting}, {arm}, seed {seed}: done", flush=True)
         result = {"machine": machine(), "arms": arms}
         with written(RESULTS / f"{setting}.json") as file:
-            file.write(json.dumps(result, indent=None, default=float).encode())
+            file.write((json.dumps(rounded(result)) + "\n").encode())
     results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     text, missed = page(results)
     with written(RESULTS.parent.parent / "which-detector.md") as file:
