@@ -271,8 +271,8 @@ def page(results: Mapping[str, Any]) -> tuple[str, list[str]]:
                 aim = SET_AIM if "/" in role else MEAN_AIM
                 if value > aim:
                     missed.append(f"{setting}, {arm}: {role} {100 * value:.1f} points below the best single score")
-            chosen = ", ".join(
-                f"{name}: {' '.join(seed['chosen'][name] for seed in seeds)}" for name in seeds[0]["chosen"]
+            chosen = "; ".join(
+                f"`{name}`: {', '.join(seed['chosen'][name] for seed in seeds)}" for name in seeds[0]["chosen"]
             )
             accuracy = sum(seed["accuracy"] for seed in seeds) / len(seeds)
             near, far = (rank_correlation(seeds, group) for group in ("near", "far"))
