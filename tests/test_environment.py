@@ -31,7 +31,8 @@ print(json.dumps({"library": native._library and native._library._name, "numbers
 
 def look(**changes: str) -> dict[str, object]:
     """What a new process computes with."""
-    code = subprocess.run([sys.executable, "-c", LOOK], env=os.environ | changes, capture_output=True, check=True)
+    free = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
+    code = subprocess.run([sys.executable, "-c", LOOK], env=free | changes, capture_output=True, check=True)
     return json.loads(code.stdout)
 
 
