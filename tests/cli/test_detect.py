@@ -165,7 +165,7 @@ def test_one_bad_input_is_one_row(run: Spcp, trained: Path, photos: Path, tmp_pa
     alone = run("detect", *good, tmp_path / "good.npy", "--run", trained).rows()
     for ours, theirs in zip([rows[0], rows[-1], *rows[-4:-1]], alone, strict=True):
         assert ours["file"] == theirs["file"]
-        assert float(ours["score"]) == pytest.approx(float(theirs["score"]))
+        assert float(ours["score"]) == pytest.approx(float(theirs["score"]), abs=1e-3)  # in other batches
     for name in bad:
         if "\0" not in name:
             assert len(run("detect", good[0], tmp_path / name, "--run", trained).rows()) == 2
