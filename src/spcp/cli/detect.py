@@ -48,7 +48,7 @@ def detect_command(
     show(rows, as_json, for_people=_for_people)
     ood, unreadable = sum(row["is_ood"] is True for row in rows), sum("problem" in row for row in rows)
     alpha = 100 * (detector.alpha or 0.0)
-    note(f"{ood} of {len(rows) - unreadable} are OOD; the false alarm rate is at most {alpha:g} %")
+    note(f"{ood} of {len(rows) - unreadable} are OOD; of ID inputs at most {alpha:g} % are flagged, on average")
     if unreadable:
         note(f"{unreadable} could not be read")
         raise typer.Exit(1)

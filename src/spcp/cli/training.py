@@ -89,9 +89,9 @@ def calibrate_if_possible(run: Run, alpha: float, score: str | None = None) -> N
     except InputError as error:
         print(printable(f"spcp: not calibrated: {error}"), file=sys.stderr)
         return
-    bank = evaluation.bank("val")
-    note(f"validation accuracy {100 * bank.accuracy():.1f} %")
     if not run.history:  # it was adopted; training has said it
+        bank = evaluation.bank("val")
+        note(f"accuracy {100 * bank.accuracy():.1f} % on {len(bank)} validation samples")
         warn_of_guessing(bank.accuracy(), bank.labels)
     note_choice(detector)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
