@@ -58,9 +58,9 @@ def test_the_walk_with_a_trained_network(
     assert list(results) == ["train", "calibrate", "detect"]
     validation = re.findall(r"validation ([\d.]+) %", results["train"].err)
     assert float(validation[-1]) > 60  # from scratch it stays near a third
-    rates = {row["dataset"]: float(row["flagged"]) for row in results["calibrate"].rows()}
-    assert set(rates) == {"test", "far/houses", "far/motorcycles"}
-    assert all(0 <= rate <= 1 for rate in rates.values())  # three epochs on 64 pixels promise no more than that
+    samples = {row["dataset"]: int(row["samples"]) for row in results["calibrate"].rows()}  # how many of them are
+    assert samples.keys() == {"test", "far/houses", "far/motorcycles"}  # flagged depends on the processor
+    assert samples["far/houses"] == samples["far/motorcycles"] == 20
     assert "Loaded pretrained weights" in results["detect"].err  # the model's own words are no result
     rows = results["detect"].rows()
     assert len(rows) == 5
