@@ -142,6 +142,16 @@ def test_the_report_says_how_the_score_was_chosen(runs: list[Path], data: Benchm
         assert "proxy/scrambled" in text
 
 
+def test_the_report_shows_the_decision_of_the_calibrated_detector(runs: list[Path], data: Benchmark) -> None:
+    run = runs[2] if isinstance(runs[2], Run) else Run.open(runs[2])
+    calibrate_run(run, "knn", benchmark=data)
+    study = report.gather([run], benchmark=data, scores=["energy", "knn", "consensus"])
+    made = {one.score: one.role for one in decisions(study)}
+    assert made == {"consensus": "recommended", "knn": "calibrated", "energy": ""}
+    assert "knn with SPCP (rho_norm 1) (calibrated) flags" in summarize(study)[0]
+    run.detector_path.unlink()
+
+
 def test_a_single_run_has_intervals(runs: list[Path], data: Benchmark) -> None:
     (one,) = decisions(report.gather([runs[0]], benchmark=data, scores=["energy"]))
     rate = one.detection_rates["far", "dark"]
