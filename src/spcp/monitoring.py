@@ -1,0 +1,728 @@
+"""Watch a detector in use: an alarm that is valid at any time, and the share of flagged inputs with exact intervals.
+
+Whether a stream still looks like the calibration data is tested by betting. An input's conformal p-value says in which
+of the n + 1 gaps between the n calibration scores its score lies. While inputs are exchangeable with the calibration
+samples, the gaps have Dirichlet(1, ..., 1) masses, whatever the distribution of the scores. So with the gaps gathered
+into bins, of a_b gaps each, and N_b inputs seen in bin b,
+
+    P(next input in bin b | past) = (a_b + N_b) / (n + 1 + sum N),
+
+exactly: this holds on average over the calibration set, which all p-values share, and learns from the stream. Bets on
+the next bin by any distribution q that depends on the past multiply the capital by q(b) / P(b | past). Under the null
+hypothesis the capital is a nonnegative martingale that starts at 1, so by Ville's inequality it ever reaches 1 / alpha
+with a probability of at most alpha. The bets are a mixture of fixed tilts of the p-values (to small, to large, to the
+middle, to both ends) and of recent histograms, among which weight moves as in a hidden Markov model: at first all of it
+stays out. Memory does not grow with the stream.
+
+Equal scores, and predicted classes, are put in order at random: so classes are ranks among the calibration samples too,
+and are tested in the same way. The alarm looks at the mean of both capitals.
+
+Volkhonskiy et al., "Inductive conformal martingales for change-point detection", COPA 2017; Vovk, "Testing randomness
+online", Statistical Science 2021.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import io
+import json
+import math
+import zipfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .errors import InputError, check_numbers, need
+from .files import written
+from .metrics import Interval, exact_interval
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+State = dict[str, NDArray[Any]]
+
+BLOCK = 20  # inputs of a stream between which no weight moves
+WINDOWS = 128  # of a timeline, at most; then they are merged in pairs
+TENTHS = 10  # of [0, 1], that a timeline tells p-values apart by
+FORMAT = 1
+
+_TAIL = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.2, 0.3, 0.4, 0.5)  # fine where OOD samples fall
+_EDGES = (*_TAIL, *(1 - p for p in _TAIL[-2::-1]))
+_CLASS_EDGES = tuple(i / 40 for i in range(1, 40))
+_TILTED = (0.02, 0.1, 0.4)  # shares of inputs that a tilt assumes to be changed
+_MEMORY = (0.99, 0.998, 0.9998)  # what recent histograms keep of an input when the next comes
+_CAUTION = 32.0  # inputs that the null hypothesis counts for in a histogram
+_MOVE = 1 / 1024  # of the weight of bets goes back, and as much among them, after each block
+_OVER = math.log(1000)  # of the statistic at which an alarm ends
+_CURE = "start a new state, or name the detector that it is of"
+
+
+@dataclass(frozen=True, eq=False)
+class Reference:
+    """What a monitor has to know of a detector's calibration.
+
+    Attributes:
+        samples: calibration samples by group: one group, or one for each class if p-values are by class.
+        alpha: the detector's false alarm rate.
+        class_names: names of the classes.
+        class_counts: how many calibration samples each class was predicted for; none: classes are not tested.
+        scores: sorted calibration scores by group, to break ties by; none: scores are taken to have no ties.
+        detector: a fingerprint.
+    """
+
+    samples: tuple[int, ...]
+    alpha: float = 0.05
+    class_names: tuple[str, ...] = ()
+    class_counts: tuple[int, ...] = ()
+    scores: tuple[Floats, ...] = ()
+    detector: str = ""
+
+    def __post_init__(self) -> None:
+        check_numbers({"alpha": self.alpha}, {"alpha": (float, 1e-9, 1 - 1e-9)})
+        for n in self.samples or (0,):
+            check_numbers({"calibration samples": n}, {"calibration samples": (int, 1, 2**40)})
+        if self.scores and tuple(map(len, self.scores)) != self.samples:
+            raise InputError("the calibration scores are not as many as there are calibration samples; give all")
+
+    @classmethod
+    def of(cls, detector: Any) -> Self:
+        """Return the reference of a calibrated `Detector`, of its file, of the folder of its run, or of an ONNX file.
+
+        torch is not imported.
+        """
+        if not isinstance(detector, str | Path):
+            if detector.alpha is None:
+                raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
+            scores, starts = (getattr(detector, name).cpu().numpy() for name in ("calibration_scores", "group_starts"))
+            return cls._of_calibration(scores, starts, detector.alpha, detector.class_counts)
+        path = Path(detector).expanduser()
+        path = path / "detector.safetensors" if path.is_dir() else path
+        return cls._of_onnx(path) if path.suffix == ".onnx" else cls._of_file(path)
+
+    @classmethod
+    def _of_calibration(
+        cls, scores: Any, starts: Any, alpha: float, counts: Sequence[int] | None, names: Sequence[str] = ()
+    ) -> Self:
+        digest = hashlib.sha256(scores.tobytes() + starts.tobytes() + repr(alpha).encode()).hexdigest()
+        groups = tuple(np.asarray(scores[low:high], np.float64) for low, high in zip(starts, starts[1:], strict=False))
+        sizes = tuple(map(len, groups))
+        counts = sizes if counts is None and len(sizes) > 1 else counts
+        return cls(sizes, alpha, tuple(names), tuple(counts or ()), groups, digest[:16])
+
+    @classmethod
+    def _of_file(cls, path: Path) -> Self:
+        open_ = need("safetensors", "safetensors").safe_open
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file; calibrate the run, or name the file of a detector")
+        try:
+            with open_(path, "np") as file:
+                about = json.loads(file.metadata()["detector"])
+                scores, starts = (file.get_tensor(name) for name in ("calibration_scores", "group_starts"))
+            names = about["notes"].get("inputs", {}).get("class_names") or ()
+            return cls._of_calibration(scores, starts, about["alpha"], about.get("class_counts"), names)
+        except (InputError, ImportError):
+            raise
+        except Exception as error:  # a damaged header can raise anything
+            raise InputError(f"{path}: is not the file of a calibrated detector, or damaged ({error})") from error
+
+    @classmethod
+    def _of_onnx(cls, path: Path) -> Self:
+        from .exported import read_metadata
+
+        if not path.is_file():
+            raise InputError(f"{path}: there is no such file; name a file that spcp export wrote")
+        about = read_metadata(path.read_bytes(), path)
+        counts = tuple(about.get("class_counts") or ())
+        samples = counts if about["by_class"] else (about["calibration_samples"],)
+        if not samples:
+            raise InputError(f"{path}: does not say how many calibration samples each class has; export it again")
+        digest = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()
+        return cls(samples, about["alpha"], tuple(about["class_names"] or ()), counts, (), digest[:16])
+
+
+@dataclass(frozen=True)
+class Event:
+    """An alarm that begins or ends.
+
+    Attributes:
+        kind: "alarm" or "end".
+        stream: the name of the stream.
+        input: after how many inputs.
+        since: after how many inputs the change began, by estimate.
+        log10_evidence: of the capital of the bets; 2 is 100 times the stake.
+        cause: "p-values" or "classes": which of the two has more evidence.
+        detail: what is different, in words.
+    """
+
+    kind: str
+    stream: str
+    input: int
+    since: int
+    log10_evidence: float
+    cause: str
+    detail: str
+
+
+@dataclass(frozen=True)
+class Window:
+    """Some consecutive inputs of a stream: the share that is flagged, with an exact 95 % interval, and the evidence."""
+
+    start: int
+    inputs: int
+    flagged: int
+    share: float
+    interval: Interval  # Clopper and Pearson's
+    log10_evidence: float  # at its end
+    alarm: bool  # at any time in it
+    p_values: tuple[int, ...]  # how many lie in each tenth of [0, 1]
+
+
+@dataclass(frozen=True)
+class Status:
+    """How a stream stands: see `Event` and `Window` for the fields."""
+
+    stream: str
+    inputs: int
+    flagged: int
+    alarm: bool
+    alarms: int  # so far
+    since: int | None  # of the alarm
+    log10_evidence: float
+    window: Window  # the last complete one, else the first
+
+
+class Monitor:
+    """Watch one stream of detections, or thousands.
+
+    While the inputs of a stream are exchangeable with the calibration samples, the probability that it ever raises an
+    alarm is at most `alpha`, on average over calibration sets and however often one looks. All of the distribution of
+    p-values is tested, and that of predicted classes. An alarm ends when inputs look like the reference again; then the
+    test begins anew, without the inputs since the change.
+
+    Args:
+        reference: of the detector, see `Reference.of`; a number stands for that of calibration samples.
+        alpha: the largest probability of a false alarm, for each stream.
+        window: inputs over which the share of flagged ones is counted, a multiple of 20.
+        streams: their names, or how many there are; `update` adds those that it meets.
+        seed: of the order of equal scores and equal classes.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> calibration, stream = np.sort(rng.normal(size=500)), rng.normal(size=2000)
+        >>> stream[1000:] += 1  # larger scores: fewer inputs are flagged
+        >>> p_values = (1 + np.searchsorted(calibration, stream)) / 501
+        >>> [event.kind for event in Monitor(500).update(p_values)]
+        ['alarm']
+    """
+
+    def __init__(
+        self,
+        reference: Reference | int,
+        *,
+        alpha: float = 0.01,
+        window: int = 1000,
+        streams: Sequence[str] | int = ("",),
+        seed: int = 0,
+    ) -> None:
+        check_numbers(
+            {"alpha": alpha, "window": window}, {"alpha": (float, 1e-12, 0.5), "window": (int, BLOCK, 10**9)}
+        )
+        if window % BLOCK:
+            raise InputError(f"window = {window} must be a multiple of {BLOCK}")
+        self.reference = Reference((reference,)) if isinstance(reference, int) else reference
+        self.alpha, self.window = alpha, window
+        self._rng = np.random.default_rng(seed)
+        samples = np.array(self.reference.samples)
+        self._ranks = _bin_ranks(samples, _EDGES)  # (G, m - 1): the least rank in each bin but the first
+        self._bets = [_Bets(_gaps(self._ranks, samples))]
+        self._score_edges = np.array([own[at - 1] for own, at in zip(self.reference.scores, self._ranks, strict=False)])
+        self._class_edges: Floats = np.zeros(0)
+        counts = np.array(self.reference.class_counts, dtype=np.int64)
+        if counts.sum():  # classes in the order of their numbers, and at random within each
+            ranks = _bin_ranks(counts.sum(keepdims=True), _CLASS_EDGES)
+            placed = np.repeat(np.arange(len(counts)), counts) + self._rng.random(counts.sum())
+            self._class_edges = np.sort(placed)[ranks[0] - 1]
+            self._bets.append(_Bets(_gaps(ranks, counts.sum(keepdims=True))))
+        self.streams: list[str] = []
+        self._index: dict[str, int] = {}
+        self._state = self._new(0)
+        self._add([str(i) for i in range(streams)] if isinstance(streams, int) else streams)
+
+    def _new(self, S: int) -> State:
+        """Return the state of S streams of which nothing is seen yet; the first axis of all is that of streams."""
+        K = max(len(self.reference.class_counts), len(self.reference.class_names))
+        whole = ("seen", "flagged", "alarms", "alarm_at", "since", "cause", "width")
+        whole += ("window_index", "window_inputs", "window_flagged", "last_inputs", "last_flagged")
+        state: State = {name: np.zeros(S, np.int64) for name in whole}
+        state["width"] += self.window
+        state |= {name: np.zeros((S, WINDOWS), np.int32) for name in ("timeline_inputs", "timeline_flagged")}
+        state["timeline_p_values"] = np.zeros((S, WINDOWS, TENTHS), np.int32)
+        state["timeline_evidence"] = np.zeros((S, WINDOWS), np.float32)
+        state["timeline_alarm"] = np.zeros((S, WINDOWS), bool)
+        state["evidence"] = np.zeros(S)  # log of the mean of the capitals
+        state |= {name: np.zeros(S, bool) for name in ("alarm", "frozen")}
+        state |= {name: np.zeros((S, K), np.int64) for name in ("classes", "recent_classes")}
+        for i, bets in enumerate(self._bets):
+            state |= {f"{i}.{name}": array for name, array in bets.new(S).items()}
+        return state
+
+    def _add(self, names: Sequence[str]) -> None:
+        """Add streams."""
+        new = self._new(len(names))
+        self._state = {name: np.concatenate([old, new[name]]) for name, old in self._state.items()}
+        self._index |= {name: len(self.streams) + i for i, name in enumerate(names)}
+        self.streams += names
+        if len(self._index) != len(self.streams):
+            raise InputError("two streams have the same name; give each its own")
+
+    def update(
+        self,
+        p_values: ArrayLike,
+        *,
+        classes: ArrayLike | None = None,
+        is_ood: ArrayLike | None = None,
+        scores: ArrayLike | None = None,
+        streams: Sequence[str] | Ints | None = None,
+    ) -> list[Event]:
+        """Take inputs in the order in which they came, and return the alarms that begin or end.
+
+        The result does not depend on how inputs are divided among calls.
+
+        Args:
+            p_values: of the detector, (B,).
+            classes: the predicted classes, (B,); -1 where there is none. By class, the detector's p-values need them.
+            is_ood: whether each is flagged, (B,); by default where the p-value is at most the detector's alpha.
+            scores: (B,), for a detector whose calibration scores have ties; others do not need them.
+            streams: the stream of each input, by name or by number; by default the first.
+        """
+        p = _column("p_values", p_values, None, np.float64)
+        if not ((p >= 0) & (p <= 1)).all():
+            raise InputError(f"{p[~((p >= 0) & (p <= 1))][0]:g} is not a p-value; it must lie between 0 and 1")
+        B, K = len(p), self._state["classes"].shape[1]
+        flagged = p <= self.reference.alpha if is_ood is None else _column("is_ood", is_ood, B, np.bool_)
+        predicted = np.full(B, -1) if classes is None else _column("classes", classes, B, np.int64)
+        if (predicted >= max(K, len(self.reference.samples), 1 if K else 2**62)).any():
+            raise InputError(f"class {predicted.max()} is not among the {K} classes of the detector")
+        at = self._numbers(streams, B)
+        chance = self._rng.random((B, 2))  # as many for each input, however they are divided among calls
+        groups = np.zeros(B, np.int64) if len(self.reference.samples) == 1 else predicted
+        if (groups < 0).any():
+            raise InputError("the detector's p-values are by class; give the class of each input")
+        bins = self._score_bins(p, groups, scores, chance[:, 0])
+        class_bins = np.where(predicted < 0, -1, np.searchsorted(self._class_edges, predicted + chance[:, 1]))
+        tenths = np.minimum((p * TENTHS).astype(np.int64), TENTHS - 1)
+
+        # Blocks of a stream one after another; the same of all streams at once.
+        order = np.argsort(at, kind="stable")
+        own = at[order]
+        position = self._state["seen"][own] + np.arange(B) - np.searchsorted(own, own)
+        block = position // BLOCK - self._state["seen"][own] // BLOCK
+        by_block = np.argsort(block, kind="stable")
+        ends = np.searchsorted(block[by_block], np.arange(1, block.max(initial=-1) + 2))
+        events: list[Event] = []
+        for start, end in zip([0, *ends], ends, strict=False):
+            chosen = by_block[start:end]
+            rows, row = np.unique(own[chosen], return_inverse=True)
+            cells = row, position[chosen] % BLOCK
+            columns = (bins, groups, class_bins, predicted, flagged, tenths)
+            events += self._block(rows, *(_cells(column[order[chosen]], cells, len(rows)) for column in columns))
+        return sorted(events, key=lambda event: event.input) if len(self.streams) == 1 else events
+
+    def _numbers(self, streams: Sequence[str] | Ints | None, B: int) -> Ints:
+        """Return the number of the stream of each input; names that are new become streams."""
+        if streams is None:
+            return np.zeros(B, np.int64)
+        if isinstance(streams, np.ndarray) and streams.dtype.kind == "i":
+            at = _column("streams", streams, B, np.int64)
+            if B and not 0 <= at.min() <= at.max() < len(self.streams):
+                raise InputError(f"stream {at.max()} is not among the {len(self.streams)} streams")
+            return at
+        if len(streams) != B:
+            raise InputError(f"streams has {len(streams)} entries for {B} inputs; give one for each")
+        new = [name for name in dict.fromkeys(streams) if name not in self._index]
+        if new:
+            self._add(new)
+        return np.array([self._index[name] for name in streams], dtype=np.int64)
+
+    def _score_bins(self, p: Floats, groups: Ints, scores: ArrayLike | None, chance: Floats) -> Ints:
+        """Return the bin of each input's rank among the calibration scores of its group."""
+        n = np.array(self.reference.samples)[groups]
+        rank = np.clip(np.rint(p * (n + 1)) - 1, 0, n)  # 0 for p = 0, of a score that is not a number
+        if scores is not None and self.reference.scores:
+            s = _column("scores", scores, len(p), np.float64)
+            for group in np.unique(groups[np.isin(s, self._score_edges)]):  # the others have a bin without chance
+                tied = np.flatnonzero((groups == group) & np.isin(s, self._score_edges[group]))
+                low, high = (np.searchsorted(self.reference.scores[group], s[tied], side) for side in ("left", "right"))
+                rank[tied] = low + np.floor(chance[tied] * (high - low + 1))
+        return (rank[:, None] >= self._ranks[groups]).sum(1)
+
+    def _block(
+        self, rows: Ints, bins: Ints, groups: Ints, class_bins: Ints, classes: Ints, flagged: Ints, tenths: Ints
+    ) -> list[Event]:
+        """Take up to a block of inputs, of one block, of each of some streams: (R, BLOCK), -1 where there is none."""
+        state, R = self._state, len(rows)
+        valid = bins >= 0
+        taken = valid.sum(1)
+        start = state["seen"][rows]
+        state["seen"][rows] += taken
+        state["flagged"][rows] += (flagged == 1).sum(1)
+        whole = state["seen"][rows] % BLOCK == 0
+        frozen = state["frozen"][rows]
+        if state["classes"].shape[1]:
+            counted = _tally(classes, state["classes"].shape[1])
+            state["classes"][rows] += counted
+            state["recent_classes"][rows] += counted
+
+        capital, columns = [], [(bins, groups), (class_bins, np.zeros_like(groups))]
+        for i, (bets, (own, group)) in enumerate(zip(self._bets, columns, strict=False)):
+            part = {name: state[f"{i}.{name}"][rows] for name in bets.names}
+            capital.append(bets.advance(part, own, group, frozen))
+            calm = bets.finish(part, whole, frozen, state["seen"][rows])
+            for name, array in part.items():
+                state[f"{i}.{name}"][rows] = array
+        if state["classes"].shape[1]:
+            state["recent_classes"][rows[calm]] = 0  # of the last bets: those on classes, if there are any
+        evidence = np.logaddexp.reduce(capital) - math.log(len(capital))  # (R, BLOCK)
+        state["evidence"][rows] = evidence[:, -1]
+
+        events = []
+        crossed = valid & (evidence >= -math.log(self.alpha)) & ~state["alarm"][rows][:, None]
+        for row in np.flatnonzero(crossed.any(1)):
+            slot = int(crossed[row].argmax())
+            at = int(start[row] - start[row] % BLOCK + slot + 1)
+            events.append(self._begin(int(rows[row]), at, [float(own[row, slot]) for own in capital]))
+        self._record(rows, start, taken, flagged, tenths)
+        state["frozen"][rows[whole]] = state["alarm"][rows[whole]]
+        back = np.stack([state[f"{i}.return"][rows] for i in range(len(self._bets))])
+        over = whole & frozen & (back[state["cause"][rows], np.arange(R)] >= _OVER)
+        return events + [self._end(int(stream)) for stream in rows[over]] if R else []
+
+    def _begin(self, stream: int, at: int, capital: Sequence[float]) -> Event:
+        state = self._state
+        cause = int(np.argmax(capital))
+        state["alarm"][stream], state["alarm_at"][stream], state["cause"][stream] = True, at, cause
+        state["alarms"][stream] += 1
+        state["since"][stream] = min(int(state[f"{cause}.since"][stream]), at - 1)
+        evidence = float(np.logaddexp.reduce(capital)) - math.log(len(capital))
+        return self._event("alarm", stream, at, evidence, cause)
+
+    def _end(self, stream: int) -> Event:
+        state = self._state
+        event = self._event("end", stream, int(state["seen"][stream]), float(state["evidence"][stream]), int(state["cause"][stream]))
+        state["alarm"][stream] = state["frozen"][stream] = False
+        state["evidence"][stream] = 0
+        state["recent_classes"][stream] = 0
+        for i, bets in enumerate(self._bets):  # what was seen before the change stays in the reference
+            for name, array in bets.new(1).items():
+                if name != "counts":
+                    state[f"{i}.{name}"][stream] = array[0]
+            state[f"{i}.since"][stream] = state["seen"][stream]
+        return event
+
+    def reset(self, stream: str = "") -> None:
+        """Begin the test of a stream anew, against the calibration set alone: what was wrong is mended."""
+        at = self._index[stream]
+        self._end(at)
+        for i in range(len(self._bets)):
+            self._state[f"{i}.counts"][at] = 0
+
+    def _event(self, kind: str, stream: int, at: int, evidence: float, cause: int) -> Event:
+        since = int(self._state["since"][stream])
+        detail = "inputs look like the reference again"
+        if kind == "alarm":
+            detail = self._changed_class(stream) if cause else self._changed_p_values(stream)
+        name = ("p-values", "classes")[cause]
+        return Event(kind, self.streams[stream], at, since, evidence / math.log(10), name, detail)
+
+    def _changed_p_values(self, stream: int) -> str:
+        """Say at which p-value the share of inputs up to it has changed most."""
+        recent = self._state["0.recent"][stream]  # (G, m)
+        total = recent.sum()
+        gaps = self._bets[0].gaps
+        expected = (recent.sum(1) @ (gaps / gaps.sum(1, keepdims=True))).cumsum()[:-1] / max(total, 1)
+        share = recent.sum(0).cumsum()[:-1] / max(total, 1)
+        at = int(np.argmax(np.abs(share - expected)))
+        shift = "smaller" if share[at] > expected[at] else "larger"
+        return (
+            f"p-values are {shift}: {100 * share[at]:.1f} % of {total} inputs have one up to {expected[at]:.2g}, and "
+            f"{100 * expected[at]:.1f} % are expected"
+        )
+
+    def _changed_class(self, stream: int) -> str:
+        """Say of which class the share has changed most."""
+        recent = self._state["recent_classes"][stream]
+        share = recent / max(recent.sum(), 1)
+        expected = np.array(self.reference.class_counts) / sum(self.reference.class_counts)
+        at = int(np.argmax(np.abs(share - expected)))
+        name = self.reference.class_names[at] if self.reference.class_names else str(at)
+        return (
+            f"predictions changed: {100 * share[at]:.1f} % of {recent.sum()} inputs are taken for {name}, and "
+            f"{100 * expected[at]:.1f} % are expected"
+        )
+
+    def _record(self, rows: Ints, start: Ints, taken: Ints, flagged: Ints, tenths: Ints) -> None:
+        """Add inputs of one block to the windows."""
+        state = self._state
+        ood = (flagged == 1).sum(1)
+        new = rows[start // self.window > state["window_index"][rows]]
+        for name in ("inputs", "flagged"):
+            state[f"last_{name}"][new] = state[f"window_{name}"][new]
+            state[f"window_{name}"][new] = 0
+        state["window_index"][rows] = start // self.window
+        state["window_inputs"][rows] += taken
+        state["window_flagged"][rows] += ood
+
+        full = rows[start // state["width"][rows] >= WINDOWS]
+        for name in ("inputs", "flagged", "p_values", "evidence", "alarm"):
+            array = state[f"timeline_{name}"]
+            first, second = array[full, ::2], array[full, 1::2]
+            both = {"evidence": second, "alarm": first | second if name == "alarm" else second}.get(name, first + second)
+            array[full, : WINDOWS // 2], array[full, WINDOWS // 2 :] = both, 0
+        state["width"][full] *= 2
+        at = rows, start // state["width"][rows]
+        state["timeline_inputs"][at] += taken.astype(np.int32)
+        state["timeline_flagged"][at] += ood.astype(np.int32)
+        state["timeline_p_values"][at] += _tally(tenths, TENTHS).astype(np.int32)
+        state["timeline_evidence"][at] = state["evidence"][rows]
+        state["timeline_alarm"][at] |= state["alarm"][rows]
+
+    def status(self, stream: str = "") -> Status:
+        """Return how a stream stands."""
+        at = self._index[stream]
+        now = {name: array[at].item() for name, array in self._state.items() if array.ndim == 1 and "." not in name}
+        first = not now["window_index"]
+        inputs, flagged = (now[f"{'window' if first else 'last'}_{name}"] for name in ("inputs", "flagged"))
+        evidence = now["evidence"] / math.log(10)
+        start = 0 if first else (now["window_index"] - 1) * self.window
+        window = _window(start, inputs, flagged, evidence, now["alarm"])
+        since = now["since"] if now["alarm"] else None
+        numbers = now["seen"], now["flagged"], now["alarm"], now["alarms"]
+        return Status(stream, *numbers, since, evidence, window)
+
+    def timeline(self, stream: str = "") -> list[Window]:
+        """Return the windows of a stream, all of the same size but for the last; at most 128 of them."""
+        at = self._index[stream]
+        names = ("inputs", "flagged", "evidence", "alarm", "p_values")
+        inputs, flagged, evidence, alarm, p = (self._state[f"timeline_{name}"][at].tolist() for name in names)
+        width = int(self._state["width"][at])
+        return [
+            _window(i * width, inputs[i], flagged[i], evidence[i] / math.log(10), alarm[i], p[i])
+            for i in range(WINDOWS)
+            if inputs[i]
+        ]
+
+    def class_counts(self, stream: str = "") -> list[int]:
+        """Return how often each class was predicted."""
+        return self._state["classes"][self._index[stream]].tolist()
+
+    def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
+        """Save the state of all streams, with notes that JSON can hold, in one npz file."""
+        path = Path(path).expanduser()
+        reference = {f.name: getattr(self.reference, f.name) for f in dataclasses.fields(Reference) if f.name != "scores"}
+        about = {
+            "format": FORMAT,
+            "reference": reference,
+            "alpha": self.alpha,
+            "window": self.window,
+            "streams": self.streams,
+            "random": self._rng.bit_generator.state,
+            "notes": dict(notes or {}),
+        }
+        arrays = {f"scores.{i}": scores for i, scores in enumerate(self.reference.scores)}
+        arrays |= {f"state.{name}": array for name, array in self._state.items()}
+        file = io.BytesIO()
+        np.savez(file, about=np.array(json.dumps(about)), class_edges=self._class_edges, **arrays)
+        with written(path) as out:
+            out.write(file.getvalue())
+        return path
+
+    @classmethod
+    def load(cls, path: str | Path, detector: Any = None) -> Self:
+        """Load a state that `save` wrote; with a detector (see `Reference.of`), it must be of that one."""
+        return cls.load_with_notes(path, detector)[0]
+
+    @classmethod
+    def load_with_notes(cls, path: str | Path, detector: Any = None) -> tuple[Self, dict[str, Any]]:
+        """Load a state and the notes that it was saved with."""
+        path = Path(path).expanduser()
+        if not path.is_file():
+            raise InputError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}; {_CURE}")
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                arrays = {name: file[name] for name in file.files}
+            about = json.loads(str(arrays["about"]))
+            if about["format"] != FORMAT:
+                raise InputError(f"{path}: is of format {about['format']}, and this version reads {FORMAT}; {_CURE}")
+            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in about["reference"].items()}
+            groups = len(fields["samples"]) if "scores.0" in arrays else 0
+            reference = Reference(**fields, scores=tuple(arrays[f"scores.{i}"] for i in range(groups)))
+            monitor = cls(reference, alpha=about["alpha"], window=about["window"], streams=about["streams"])
+            monitor._rng.bit_generator.state = about["random"]
+            state = {name: arrays[f"state.{name}"] for name in monitor._state}
+            wrong = [k for k, v in monitor._state.items() if (v.shape, v.dtype) != (state[k].shape, state[k].dtype)]
+            if wrong or arrays["class_edges"].shape != monitor._class_edges.shape:
+                raise ValueError(f"{[*wrong, 'class_edges'][0]} does not fit")
+            monitor._state, monitor._class_edges = state, arrays["class_edges"]
+            notes: dict[str, Any] = about["notes"]
+        except InputError as error:
+            raise InputError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}; {_CURE}") from error
+        except (KeyError, TypeError, ValueError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
+            raise InputError(f"{path}: is not the state of a monitor, or damaged ({error}); {_CURE}") from error
+        if detector is not None:
+            other = detector if isinstance(detector, Reference) else Reference.of(detector)
+            if other.detector != reference.detector:
+                raise InputError(f"{path}: is the state of another detector ({reference.detector}, not {other.detector}); {_CURE}")
+        return monitor, notes
+
+
+class _Bets:
+    """Bets on the bin that the next input falls into: the capital of each stream is a martingale, see above.
+
+    The state of streams is outside, as arrays by name, of which the first axis is that of R streams.
+    """
+
+    names = ("counts", "recent", "histograms", "weights", "products", "capital", "change", "return")
+    names += ("since", "blocks")
+
+    def __init__(self, gaps: Floats) -> None:
+        self.gaps = gaps  # (G, m)
+        edges = np.concatenate([[0.0], gaps.sum(0).cumsum() / gaps.sum()])
+        below = [edges**0.1, edges**0.3]  # distribution functions
+        above = [1 - (1 - edges) ** 0.1, 1 - (1 - edges) ** 0.3]
+        other = [3 * edges**2 - 2 * edges**3, np.arcsin(np.sqrt(edges)) * 2 / math.pi]  # to the middle, to both ends
+        tilts = np.diff([*below, *above, *other], axis=1)
+        self.tilts = np.repeat(tilts, len(_TILTED), 0).T  # (m, E - 1 - H)
+        self.tilted = np.tile(_TILTED, len(tilts))
+        self.kept = np.array(_MEMORY) ** BLOCK  # (H,)
+        parts = len(self.tilted), len(self.kept)
+        self.prior = np.concatenate([np.full(count, 0.5 / count) for count in parts])  # (E - 1,)
+
+    def new(self, S: int) -> State:
+        """Return the state of streams of which nothing is seen yet."""
+        G, m = self.gaps.shape
+        weights = np.zeros((S, 1 + len(self.prior)))
+        weights[:, 0] = 1
+        return {
+            "counts": np.zeros((S, G, m), np.int64),  # of inputs before a change, if there is any
+            "recent": np.zeros((S, G, m), np.int64),  # and since
+            "histograms": np.zeros((S, len(self.kept), m)),  # of the last inputs
+            "weights": self._moved(weights, np.zeros(S)),  # of bets, at the start of the block; the first bets on none
+            "products": np.ones(weights.shape),  # of each bet within the block
+            "capital": np.zeros(S),  # log, at the start of the block
+            "change": np.zeros(S),  # Page's statistic: log, of the bets since the likeliest change
+            "since": np.zeros(S, np.int64),  # where that was
+            "return": np.zeros(S),  # Page's statistic of the end of an alarm
+            "blocks": np.zeros(S, np.int64),  # of this test
+        }
+
+    def _moved(self, weights: Floats, blocks: Any) -> Floats:
+        """Move weight between bets: from the first, less and less; back to it, and among the others, a little."""
+        bets, out = weights[:, 1:], 0.25 / (8.0 + blocks[:, None]) * weights[:, :1]
+        shared = (1 - _MOVE) * bets + _MOVE * bets.sum(1, keepdims=True) * self.prior
+        bets = (1 - _MOVE) * shared + out * self.prior
+        return np.concatenate([1 - bets.sum(1, keepdims=True), bets], 1)
+
+    def advance(self, state: State, bins: Ints, groups: Ints, frozen: Any) -> Floats:
+        """Bet on some inputs, and return the log of the capital after each: (R, BLOCK), for bins of which -1 is none.
+
+        The reference learns from inputs, but not while it is frozen.
+        """
+        R, L = bins.shape
+        G, m = self.gaps.shape
+        valid = bins >= 0
+        b, g, row = np.where(valid, bins, 0), np.where(valid, groups, 0), np.arange(R)[:, None]
+        earlier = valid[:, None, :] & np.tri(L, k=-1, dtype=bool)  # (R, L, L)
+        in_bin = (b[:, :, None] == b[:, None, :]) & earlier
+        in_group = (g[:, :, None] == g[:, None, :]) & earlier if G > 1 else earlier
+        learns = ~frozen[:, None]
+        past = state["counts"] + state["recent"] * learns[:, :, None]  # (R, G, m)
+        in_cell = (self.gaps[g, b] + past[row, g, b]) + learns * (in_bin & in_group).sum(2)
+        null = in_cell / (self.gaps.sum(1)[g] + past.sum(2)[row, g] + learns * in_group.sum(2))  # (R, L)
+        tilts = 1 - self.tilted + self.tilted * self.tilts[b] / null[:, :, None]
+        seen = state["histograms"].transpose(0, 2, 1)[row, b] + in_bin.sum(2)[:, :, None]  # (R, L, H)
+        total = state["histograms"].sum(2)[:, None] + earlier.sum(2)[:, :, None]
+        recent = (seen / null[:, :, None] + _CAUTION) / (total + _CAUTION)
+        steps = np.concatenate([np.ones((R, L, 1)), tilts, recent], 2)  # (R, L, E)
+        steps[~valid] = 1
+        steps[:, 0] *= state["products"]
+        products = np.cumprod(steps, 1, out=steps)  # of 20 factors of at most n + 1 + sum N: no overflow
+        state["products"] = products[:, -1]
+        cell = ((row * G + g) * m + b)[valid]
+        counted = np.bincount(cell, minlength=R * G * m).reshape(R, G, m)
+        # The end of an alarm is looked for in the same way, from what was seen since it began back to the reference.
+        changed = (state["recent"][row, g, b] + _CAUTION * null) / (state["recent"].sum(2)[row, g] + _CAUTION)
+        state["return"] += frozen * (np.log(null / changed) * valid).sum(1)
+        state["recent"] += counted
+        state["histograms"] += counted.sum(1)[:, None]
+        return state["capital"][:, None] + np.log((products @ state["weights"][:, :, None])[..., 0])
+
+    def finish(self, state: State, whole: Any, frozen: Any, seen: Ints) -> Any:
+        """End the block of the streams in which it is whole, and return of which no change is suspected."""
+        weights, products = state["weights"], state["products"]
+        posterior = weights * products
+        gained = posterior.sum(1)
+        bets = posterior[:, 1:].sum(1) / weights[:, 1:].sum(1)
+        change = np.maximum(state["change"] + np.log(bets), 0.0)
+        moved = self._moved(posterior / gained[:, None], state["blocks"] + 1)
+        kept = state["histograms"] * self.kept[:, None]
+        ended = {"weights": moved, "products": np.ones(products.shape), "histograms": kept}
+        ended |= {"capital": state["capital"] + np.log(gained), "change": change, "blocks": state["blocks"] + 1}
+        ended["return"] = np.maximum(state["return"], 0.0)
+        for name, array in ended.items():
+            state[name] = np.where(whole.reshape(-1, *[1] * (array.ndim - 1)), array, state[name])
+        calm = whole & (state["change"] == 0) & ~frozen
+        state["since"] = np.where(calm, seen, state["since"])
+        state["counts"] += state["recent"] * calm[:, None, None]
+        state["recent"] *= ~calm[:, None, None]
+        return calm
+
+
+def _bin_ranks(samples: Ints, edges: Sequence[float]) -> Ints:
+    """Return for each group the least rank, of 0 to n, in each bin but the first: (G, m - 1).
+
+    They depend on the numbers of samples alone: the masses of bins would not be Dirichlet's if they depended on the
+    samples. Every bin has a rank in every group.
+    """
+    ranks: list[Ints] = []
+    for edge in edges:
+        rank = np.clip(np.rint(edge * (samples + 1)).astype(np.int64), 1, samples)
+        if not ranks or (rank > ranks[-1]).all():
+            ranks.append(rank)
+    return np.stack(ranks, 1)
+
+
+def _gaps(ranks: Ints, samples: Ints) -> Floats:
+    """Return how many of the n + 1 gaps between calibration scores each bin has: (G, m)."""
+    return np.diff(ranks, axis=1, prepend=0, append=samples[:, None] + 1).astype(np.float64)
+
+
+def _cells(values: Any, cells: tuple[Any, Any], rows: int) -> Ints:
+    table = np.full((rows, BLOCK), -1, np.int64)
+    table[cells] = values
+    return table
+
+
+def _tally(values: Ints, kinds: int) -> Ints:
+    """Count the values of each row, from 0 to kinds - 1, and not -1: (R, kinds)."""
+    cell = (np.arange(len(values))[:, None] * kinds + values)[values >= 0]
+    return np.bincount(cell, minlength=len(values) * kinds).reshape(-1, kinds)
+
+
+def _column(name: str, values: ArrayLike, length: int | None, kind: Any) -> NDArray[Any]:
+    column = np.asarray(values)
+    if column.ndim != 1 or (length is not None and len(column) != length):
+        raise InputError(f"{name} has the shape {column.shape}; give one number for each input")
+    if column.size and column.dtype.kind not in "biuf":
+        raise InputError(f"{name} must be numbers, not {column.dtype}")
+    return column.astype(kind)
+
+
+def _window(
+    start: int, inputs: int, flagged: int, evidence: float, alarm: bool, p_values: Sequence[int] = ()
+) -> Window:
+    share = flagged / inputs if inputs else 0.0
+    return Window(start, inputs, flagged, share, exact_interval(flagged, inputs), evidence, alarm, tuple(p_values))
