@@ -68,7 +68,19 @@ _MODULES = (
         "detector",
         "evaluation",
     ),
-    *("experiments", "metrics", "methods", "model", "monitoring", "networks", "scores", "report", "runs", "training", "tuning"),
+    *(
+        "experiments",
+        "metrics",
+        "methods",
+        "model",
+        "monitoring",
+        "networks",
+        "scores",
+        "report",
+        "runs",
+        "training",
+        "tuning",
+    ),
 )
 
 __all__ = ["__version__", "data", *_HOME]

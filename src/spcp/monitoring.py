@@ -1,24 +1,7 @@
 """Watch a detector in use: an alarm that is valid at any time, and the share of flagged inputs with exact intervals.
 
-Whether a stream still looks like the calibration data is tested by betting. An input's conformal p-value says in which
-of the n + 1 gaps between the n calibration scores its score lies. While inputs are exchangeable with the calibration
-samples, the gaps have Dirichlet(1, ..., 1) masses, whatever the distribution of the scores. So with the gaps gathered
-into bins, of a_b gaps each, and N_b inputs seen in bin b,
-
-    P(next input in bin b | past) = (a_b + N_b) / (n + 1 + sum N),
-
-exactly: this holds on average over the calibration set, which all p-values share, and learns from the stream. Bets on
-the next bin by any distribution q that depends on the past multiply the capital by q(b) / P(b | past). Under the null
-hypothesis the capital is a nonnegative martingale that starts at 1, so by Ville's inequality it ever reaches 1 / alpha
-with a probability of at most alpha. The bets are a mixture of fixed tilts of the p-values (to small, to large, to the
-middle, to both ends) and of recent histograms, among which weight moves as in a hidden Markov model: at first all of it
-stays out. Memory does not grow with the stream.
-
-Equal scores, and predicted classes, are put in order at random: so classes are ranks among the calibration samples too,
-and are tested in the same way. The alarm looks at the mean of both capitals.
-
-Volkhonskiy et al., "Inductive conformal martingales for change-point detection", COPA 2017; Vovk, "Testing randomness
-online", Statistical Science 2021.
+The alarm comes from bets on the p-values and on the predicted classes, against the hypothesis that the stream looks
+like the calibration data; see `betting.py`. Memory does not grow with the stream.
 """
 
 from __future__ import annotations
@@ -26,10 +9,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import io
+import itertools
 import json
 import math
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -37,26 +21,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .betting import BLOCK, CLASS_EDGES, EDGES, Bets, Floats, Ints, State, bin_ranks, gaps_of
 from .errors import InputError, check_numbers, need
 from .files import written
 from .metrics import Interval, exact_interval
 
-Floats = NDArray[np.float64]
-Ints = NDArray[np.int64]
-State = dict[str, NDArray[Any]]
-
-BLOCK = 20  # inputs of a stream between which no weight moves
 WINDOWS = 128  # of a timeline, at most; then they are merged in pairs
 TENTHS = 10  # of [0, 1], that a timeline tells p-values apart by
 FORMAT = 1
 
-_TAIL = (0.001, 0.002, 0.004, 0.008, 0.016, 0.03, 0.06, 0.12, 0.2, 0.3, 0.4, 0.5)  # fine where OOD samples fall
-_EDGES = (*_TAIL, *(1 - p for p in _TAIL[-2::-1]))
-_CLASS_EDGES = tuple(i / 40 for i in range(1, 40))
-_TILTED = (0.02, 0.1, 0.4)  # shares of inputs that a tilt assumes to be changed
-_MEMORY = (0.99, 0.998, 0.9998)  # what recent histograms keep of an input when the next comes
-_CAUTION = 32.0  # inputs that the null hypothesis counts for in a histogram
-_MOVE = 1 / 1024  # of the weight of bets goes back, and as much among them, after each block
 _OVER = math.log(1000)  # of the statistic at which an alarm ends
 _CURE = "start a new state, or name the detector that it is of"
 
@@ -94,6 +67,8 @@ class Reference:
 
         torch is not imported.
         """
+        if hasattr(detector, "metadata"):  # an ExportedDetector
+            return cls._of_metadata(detector.metadata, "the detector")
         if not isinstance(detector, str | Path):
             if detector.alpha is None:
                 raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
@@ -108,7 +83,7 @@ class Reference:
         cls, scores: Any, starts: Any, alpha: float, counts: Sequence[int] | None, names: Sequence[str] = ()
     ) -> Self:
         digest = hashlib.sha256(scores.tobytes() + starts.tobytes() + repr(alpha).encode()).hexdigest()
-        groups = tuple(np.asarray(scores[low:high], np.float64) for low, high in zip(starts, starts[1:], strict=False))
+        groups = tuple(np.asarray(scores[low:high], np.float64) for low, high in itertools.pairwise(starts))
         sizes = tuple(map(len, groups))
         counts = sizes if counts is None and len(sizes) > 1 else counts
         return cls(sizes, alpha, tuple(names), tuple(counts or ()), groups, digest[:16])
@@ -135,11 +110,14 @@ class Reference:
 
         if not path.is_file():
             raise InputError(f"{path}: there is no such file; name a file that spcp export wrote")
-        about = read_metadata(path.read_bytes(), path)
+        return cls._of_metadata(read_metadata(path.read_bytes(), path), path)
+
+    @classmethod
+    def _of_metadata(cls, about: Mapping[str, Any], name: object) -> Self:
         counts = tuple(about.get("class_counts") or ())
         samples = counts if about["by_class"] else (about["calibration_samples"],)
         if not samples:
-            raise InputError(f"{path}: does not say how many calibration samples each class has; export it again")
+            raise InputError(f"{name}: does not say how many calibration samples each class has; export it again")
         digest = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()
         return cls(samples, about["alpha"], tuple(about["class_names"] or ()), counts, (), digest[:16])
 
@@ -228,25 +206,23 @@ class Monitor:
         streams: Sequence[str] | int = ("",),
         seed: int = 0,
     ) -> None:
-        check_numbers(
-            {"alpha": alpha, "window": window}, {"alpha": (float, 1e-12, 0.5), "window": (int, BLOCK, 10**9)}
-        )
+        check_numbers({"alpha": alpha, "window": window}, {"alpha": (float, 1e-12, 0.5), "window": (int, BLOCK, 10**9)})
         if window % BLOCK:
             raise InputError(f"window = {window} must be a multiple of {BLOCK}")
         self.reference = Reference((reference,)) if isinstance(reference, int) else reference
         self.alpha, self.window = alpha, window
         self._rng = np.random.default_rng(seed)
         samples = np.array(self.reference.samples)
-        self._ranks = _bin_ranks(samples, _EDGES)  # (G, m - 1): the least rank in each bin but the first
-        self._bets = [_Bets(_gaps(self._ranks, samples))]
+        self._ranks = bin_ranks(samples, EDGES)  # (G, m - 1): the least rank in each bin but the first
+        self._bets = [Bets(gaps_of(self._ranks, samples))]
         self._score_edges = np.array([own[at - 1] for own, at in zip(self.reference.scores, self._ranks, strict=False)])
         self._class_edges: Floats = np.zeros(0)
         counts = np.array(self.reference.class_counts, dtype=np.int64)
         if counts.sum():  # classes in the order of their numbers, and at random within each
-            ranks = _bin_ranks(counts.sum(keepdims=True), _CLASS_EDGES)
+            ranks = bin_ranks(counts.sum(keepdims=True), CLASS_EDGES)
             placed = np.repeat(np.arange(len(counts)), counts) + self._rng.random(counts.sum())
             self._class_edges = np.sort(placed)[ranks[0] - 1]
-            self._bets.append(_Bets(_gaps(ranks, counts.sum(keepdims=True))))
+            self._bets.append(Bets(gaps_of(ranks, counts.sum(keepdims=True))))
         self.streams: list[str] = []
         self._index: dict[str, int] = {}
         self._state = self._new(0)
@@ -255,8 +231,8 @@ class Monitor:
     def _new(self, S: int) -> State:
         """Return the state of S streams of which nothing is seen yet; the first axis of all is that of streams."""
         K = max(len(self.reference.class_counts), len(self.reference.class_names))
-        whole = ("seen", "flagged", "alarms", "alarm_at", "since", "cause", "width")
-        whole += ("window_index", "window_inputs", "window_flagged", "last_inputs", "last_flagged")
+        whole = ["seen", "flagged", "alarms", "alarm_at", "since", "cause", "width"]
+        whole += ["window_index", "window_inputs", "window_flagged", "last_inputs", "last_flagged"]
         state: State = {name: np.zeros(S, np.int64) for name in whole}
         state["width"] += self.window
         state |= {name: np.zeros((S, WINDOWS), np.int32) for name in ("timeline_inputs", "timeline_flagged")}
@@ -379,7 +355,7 @@ class Monitor:
 
         capital, columns = [], [(bins, groups), (class_bins, np.zeros_like(groups))]
         for i, (bets, (own, group)) in enumerate(zip(self._bets, columns, strict=False)):
-            part = {name: state[f"{i}.{name}"][rows] for name in bets.names}
+            part = {name: state[f"{i}.{name}"][rows] for name in bets.new(0)}
             capital.append(bets.advance(part, own, group, frozen))
             calm = bets.finish(part, whole, frozen, state["seen"][rows])
             for name, array in part.items():
@@ -412,7 +388,9 @@ class Monitor:
 
     def _end(self, stream: int) -> Event:
         state = self._state
-        event = self._event("end", stream, int(state["seen"][stream]), float(state["evidence"][stream]), int(state["cause"][stream]))
+        event = self._event(
+            "end", stream, int(state["seen"][stream]), float(state["evidence"][stream]), int(state["cause"][stream])
+        )
         state["alarm"][stream] = state["frozen"][stream] = False
         state["evidence"][stream] = 0
         state["recent_classes"][stream] = 0
@@ -480,7 +458,9 @@ class Monitor:
         for name in ("inputs", "flagged", "p_values", "evidence", "alarm"):
             array = state[f"timeline_{name}"]
             first, second = array[full, ::2], array[full, 1::2]
-            both = {"evidence": second, "alarm": first | second if name == "alarm" else second}.get(name, first + second)
+            both = {"evidence": second, "alarm": first | second if name == "alarm" else second}.get(
+                name, first + second
+            )
             array[full, : WINDOWS // 2], array[full, WINDOWS // 2 :] = both, 0
         state["width"][full] *= 2
         at = rows, start // state["width"][rows]
@@ -519,10 +499,24 @@ class Monitor:
         """Return how often each class was predicted."""
         return self._state["classes"][self._index[stream]].tolist()
 
+    def prometheus(self) -> str:
+        """Return how all streams stand, as text that Prometheus reads."""
+        rows = [
+            (stream.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"), self.status(stream))
+            for stream in self.streams
+        ]
+        lines = []
+        for name, (kind, about, value) in _METRICS.items():
+            lines += [f"# HELP spcp_monitor_{name} {about}", f"# TYPE spcp_monitor_{name} {kind}"]
+            lines += [f'spcp_monitor_{name}{{stream="{stream}"}} {value(status):.9g}' for stream, status in rows]
+        return "\n".join(lines) + "\n"
+
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
         """Save the state of all streams, with notes that JSON can hold, in one npz file."""
         path = Path(path).expanduser()
-        reference = {f.name: getattr(self.reference, f.name) for f in dataclasses.fields(Reference) if f.name != "scores"}
+        reference = {
+            f.name: getattr(self.reference, f.name) for f in dataclasses.fields(Reference) if f.name != "scores"
+        }
         about = {
             "format": FORMAT,
             "reference": reference,
@@ -532,7 +526,7 @@ class Monitor:
             "random": self._rng.bit_generator.state,
             "notes": dict(notes or {}),
         }
-        arrays = {f"scores.{i}": scores for i, scores in enumerate(self.reference.scores)}
+        arrays: dict[str, Any] = {f"scores.{i}": scores for i, scores in enumerate(self.reference.scores)}
         arrays |= {f"state.{name}": array for name, array in self._state.items()}
         file = io.BytesIO()
         np.savez(file, about=np.array(json.dumps(about)), class_edges=self._class_edges, **arrays)
@@ -557,7 +551,7 @@ class Monitor:
             about = json.loads(str(arrays["about"]))
             if about["format"] != FORMAT:
                 raise InputError(f"{path}: is of format {about['format']}, and this version reads {FORMAT}; {_CURE}")
-            fields = {k: tuple(v) if isinstance(v, list) else v for k, v in about["reference"].items()}
+            fields: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in about["reference"].items()}
             groups = len(fields["samples"]) if "scores.0" in arrays else 0
             reference = Reference(**fields, scores=tuple(arrays[f"scores.{i}"] for i in range(groups)))
             monitor = cls(reference, alpha=about["alpha"], window=about["window"], streams=about["streams"])
@@ -575,129 +569,22 @@ class Monitor:
         if detector is not None:
             other = detector if isinstance(detector, Reference) else Reference.of(detector)
             if other.detector != reference.detector:
-                raise InputError(f"{path}: is the state of another detector ({reference.detector}, not {other.detector}); {_CURE}")
+                raise InputError(
+                    f"{path}: is the state of another detector ({reference.detector}, not {other.detector}); {_CURE}"
+                )
         return monitor, notes
 
 
-class _Bets:
-    """Bets on the bin that the next input falls into: the capital of each stream is a martingale, see above.
-
-    The state of streams is outside, as arrays by name, of which the first axis is that of R streams.
-    """
-
-    names = ("counts", "recent", "histograms", "weights", "products", "capital", "change", "return")
-    names += ("since", "blocks")
-
-    def __init__(self, gaps: Floats) -> None:
-        self.gaps = gaps  # (G, m)
-        edges = np.concatenate([[0.0], gaps.sum(0).cumsum() / gaps.sum()])
-        below = [edges**0.1, edges**0.3]  # distribution functions
-        above = [1 - (1 - edges) ** 0.1, 1 - (1 - edges) ** 0.3]
-        other = [3 * edges**2 - 2 * edges**3, np.arcsin(np.sqrt(edges)) * 2 / math.pi]  # to the middle, to both ends
-        tilts = np.diff([*below, *above, *other], axis=1)
-        self.tilts = np.repeat(tilts, len(_TILTED), 0).T  # (m, E - 1 - H)
-        self.tilted = np.tile(_TILTED, len(tilts))
-        self.kept = np.array(_MEMORY) ** BLOCK  # (H,)
-        parts = len(self.tilted), len(self.kept)
-        self.prior = np.concatenate([np.full(count, 0.5 / count) for count in parts])  # (E - 1,)
-
-    def new(self, S: int) -> State:
-        """Return the state of streams of which nothing is seen yet."""
-        G, m = self.gaps.shape
-        weights = np.zeros((S, 1 + len(self.prior)))
-        weights[:, 0] = 1
-        return {
-            "counts": np.zeros((S, G, m), np.int64),  # of inputs before a change, if there is any
-            "recent": np.zeros((S, G, m), np.int64),  # and since
-            "histograms": np.zeros((S, len(self.kept), m)),  # of the last inputs
-            "weights": self._moved(weights, np.zeros(S)),  # of bets, at the start of the block; the first bets on none
-            "products": np.ones(weights.shape),  # of each bet within the block
-            "capital": np.zeros(S),  # log, at the start of the block
-            "change": np.zeros(S),  # Page's statistic: log, of the bets since the likeliest change
-            "since": np.zeros(S, np.int64),  # where that was
-            "return": np.zeros(S),  # Page's statistic of the end of an alarm
-            "blocks": np.zeros(S, np.int64),  # of this test
-        }
-
-    def _moved(self, weights: Floats, blocks: Any) -> Floats:
-        """Move weight between bets: from the first, less and less; back to it, and among the others, a little."""
-        bets, out = weights[:, 1:], 0.25 / (8.0 + blocks[:, None]) * weights[:, :1]
-        shared = (1 - _MOVE) * bets + _MOVE * bets.sum(1, keepdims=True) * self.prior
-        bets = (1 - _MOVE) * shared + out * self.prior
-        return np.concatenate([1 - bets.sum(1, keepdims=True), bets], 1)
-
-    def advance(self, state: State, bins: Ints, groups: Ints, frozen: Any) -> Floats:
-        """Bet on some inputs, and return the log of the capital after each: (R, BLOCK), for bins of which -1 is none.
-
-        The reference learns from inputs, but not while it is frozen.
-        """
-        R, L = bins.shape
-        G, m = self.gaps.shape
-        valid = bins >= 0
-        b, g, row = np.where(valid, bins, 0), np.where(valid, groups, 0), np.arange(R)[:, None]
-        earlier = valid[:, None, :] & np.tri(L, k=-1, dtype=bool)  # (R, L, L)
-        in_bin = (b[:, :, None] == b[:, None, :]) & earlier
-        in_group = (g[:, :, None] == g[:, None, :]) & earlier if G > 1 else earlier
-        learns = ~frozen[:, None]
-        past = state["counts"] + state["recent"] * learns[:, :, None]  # (R, G, m)
-        in_cell = (self.gaps[g, b] + past[row, g, b]) + learns * (in_bin & in_group).sum(2)
-        null = in_cell / (self.gaps.sum(1)[g] + past.sum(2)[row, g] + learns * in_group.sum(2))  # (R, L)
-        tilts = 1 - self.tilted + self.tilted * self.tilts[b] / null[:, :, None]
-        seen = state["histograms"].transpose(0, 2, 1)[row, b] + in_bin.sum(2)[:, :, None]  # (R, L, H)
-        total = state["histograms"].sum(2)[:, None] + earlier.sum(2)[:, :, None]
-        recent = (seen / null[:, :, None] + _CAUTION) / (total + _CAUTION)
-        steps = np.concatenate([np.ones((R, L, 1)), tilts, recent], 2)  # (R, L, E)
-        steps[~valid] = 1
-        steps[:, 0] *= state["products"]
-        products = np.cumprod(steps, 1, out=steps)  # of 20 factors of at most n + 1 + sum N: no overflow
-        state["products"] = products[:, -1]
-        cell = ((row * G + g) * m + b)[valid]
-        counted = np.bincount(cell, minlength=R * G * m).reshape(R, G, m)
-        # The end of an alarm is looked for in the same way, from what was seen since it began back to the reference.
-        changed = (state["recent"][row, g, b] + _CAUTION * null) / (state["recent"].sum(2)[row, g] + _CAUTION)
-        state["return"] += frozen * (np.log(null / changed) * valid).sum(1)
-        state["recent"] += counted
-        state["histograms"] += counted.sum(1)[:, None]
-        return state["capital"][:, None] + np.log((products @ state["weights"][:, :, None])[..., 0])
-
-    def finish(self, state: State, whole: Any, frozen: Any, seen: Ints) -> Any:
-        """End the block of the streams in which it is whole, and return of which no change is suspected."""
-        weights, products = state["weights"], state["products"]
-        posterior = weights * products
-        gained = posterior.sum(1)
-        bets = posterior[:, 1:].sum(1) / weights[:, 1:].sum(1)
-        change = np.maximum(state["change"] + np.log(bets), 0.0)
-        moved = self._moved(posterior / gained[:, None], state["blocks"] + 1)
-        kept = state["histograms"] * self.kept[:, None]
-        ended = {"weights": moved, "products": np.ones(products.shape), "histograms": kept}
-        ended |= {"capital": state["capital"] + np.log(gained), "change": change, "blocks": state["blocks"] + 1}
-        ended["return"] = np.maximum(state["return"], 0.0)
-        for name, array in ended.items():
-            state[name] = np.where(whole.reshape(-1, *[1] * (array.ndim - 1)), array, state[name])
-        calm = whole & (state["change"] == 0) & ~frozen
-        state["since"] = np.where(calm, seen, state["since"])
-        state["counts"] += state["recent"] * calm[:, None, None]
-        state["recent"] *= ~calm[:, None, None]
-        return calm
-
-
-def _bin_ranks(samples: Ints, edges: Sequence[float]) -> Ints:
-    """Return for each group the least rank, of 0 to n, in each bin but the first: (G, m - 1).
-
-    They depend on the numbers of samples alone: the masses of bins would not be Dirichlet's if they depended on the
-    samples. Every bin has a rank in every group.
-    """
-    ranks: list[Ints] = []
-    for edge in edges:
-        rank = np.clip(np.rint(edge * (samples + 1)).astype(np.int64), 1, samples)
-        if not ranks or (rank > ranks[-1]).all():
-            ranks.append(rank)
-    return np.stack(ranks, 1)
-
-
-def _gaps(ranks: Ints, samples: Ints) -> Floats:
-    """Return how many of the n + 1 gaps between calibration scores each bin has: (G, m)."""
-    return np.diff(ranks, axis=1, prepend=0, append=samples[:, None] + 1).astype(np.float64)
+_METRICS: Mapping[str, tuple[str, str, Callable[[Status], float]]] = {
+    "inputs_total": ("counter", "Inputs seen.", lambda status: status.inputs),
+    "flagged_total": ("counter", "Inputs flagged as OOD.", lambda status: status.flagged),
+    "flagged_share": ("gauge", "Share of flagged inputs in the last window.", lambda status: status.window.share),
+    "flagged_share_low": ("gauge", "Its exact 95 % interval: from.", lambda status: status.window.interval[0]),
+    "flagged_share_high": ("gauge", "Its exact 95 % interval: to.", lambda status: status.window.interval[1]),
+    "log10_evidence": ("gauge", "Evidence of a change; 2 is 100 to 1.", lambda status: status.log10_evidence),
+    "alarm": ("gauge", "Whether there is an alarm.", lambda status: status.alarm),
+    "alarms_total": ("counter", "Alarms so far.", lambda status: status.alarms),
+}
 
 
 def _cells(values: Any, cells: tuple[Any, Any], rows: int) -> Ints:
