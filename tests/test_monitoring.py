@@ -73,7 +73,7 @@ def test_the_mean_capital_is_one_when_weight_moves(groups: int) -> None:
         capital = bets.advance(state, own, np.tile(group[start : start + 2], (len(bins), 1)), never)
         bets.finish(state, always, never, np.full(len(bins), start + 2))
         assert (chance * np.exp(capital[:, -1])).sum() == pytest.approx(1, abs=1e-12)
-        assert np.exp(capital).std() > 0.01
+        assert np.exp(capital).std() > 0.001
     assert (chance * np.exp(state["capital"])).sum() == pytest.approx(1, abs=1e-12)
 
 
@@ -95,7 +95,7 @@ def test_p_values_are_not_uniform_given_the_calibration_set() -> None:
 def test_false_alarms_with_ties_and_classes() -> None:
     # Scores of five values, of which one is half of all; a finite calibration set for classes, too.
     rng = np.random.default_rng(0)
-    S, T, n, alpha = 300, 400, 60, 0.2
+    S, T, n, alpha = 200, 200, 30, 0.2
     alarmed = []
     for _ in range(S):
         values = rng.choice(5, size=n + T, p=[0.1, 0.1, 0.2, 0.1, 0.5]).astype(float)
@@ -129,14 +129,15 @@ SHIFTS = {
 @pytest.mark.parametrize(("shift", "within"), list(zip(SHIFTS, (200, 1000, 100, 500, 500), strict=True)))
 def test_changes_are_found(shift: str, within: int) -> None:
     rng = np.random.default_rng(0)
-    S, n, clean = 40, 1000, 500
+    S, n, clean = 40, 3000, 500
     scores = rng.normal(size=(S, clean + within))
     scores[:, clean:] = SHIFTS[shift](scores[:, clean:], rng)
     monitor = Monitor(n, streams=S)
     first = watch(monitor, p_values(scores, rng.normal(size=(S, n))))
     assert ((first > clean) & (first <= clean + within)).mean() >= 0.9
-    since = np.array([monitor.status(name).since or np.nan for name in monitor.streams])
-    assert abs(np.nanmedian(since) - clean) <= 100
+    status = [monitor.status(name) for name in monitor.streams]
+    assert np.mean([now.alarm for now in status]) >= 0.9  # and stay
+    assert abs(np.median([now.since for now in status if now.since is not None]) - clean) <= 150
 
 
 def test_a_change_of_classes_is_found() -> None:
@@ -255,9 +256,9 @@ def detector() -> Detector:
 
 def test_a_detector_and_its_file_have_the_same_reference(detector: Detector, tmp_path: Path) -> None:
     reference = Reference.of(detector)
-    assert reference.samples == (300,)
+    assert reference.samples == (len(detector.calibration_scores),)
     assert reference.alpha == 0.1
-    assert sum(reference.class_counts) == 300
+    assert sum(reference.class_counts) == sum(reference.samples)
     path = detector.save(tmp_path / "detector.safetensors", {"inputs": {"class_names": ["a", "b", "c"]}})
     for named in (path, tmp_path):  # the file, and the folder of a run
         of_file = Reference.of(named)
@@ -300,7 +301,9 @@ def test_damaged_states_are_refused(tmp_path: Path) -> None:
     monitor.update(np.full(30, 0.5))
     path = monitor.save(tmp_path / "state.npz")
     whole = path.read_bytes()
-    for damaged in (b"", b"no state", whole[:1000], whole[:-100], whole.replace(b'"format"'[::1], b'"farmot"')):
+    middle = len(whole) // 2
+    changed = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+    for damaged in (b"", b"no state", whole[:1000], whole[:-100], changed):
         path.write_bytes(damaged)
         with pytest.raises(InputError, match=r"state.npz: .*; start a new state"):
             Monitor.load(path)

@@ -78,7 +78,10 @@ class Bets:
             "capital": np.zeros(S),  # log, at the start of the block
             "change": np.zeros(S),  # Page's statistic: log, of the bets since the likeliest change
             "since": np.zeros(S, np.int64),  # where that was
-            "return": np.zeros(S),  # Page's statistic of the end of an alarm
+            "changed": np.zeros(
+                (S, m)
+            ),  # what was bet on when an alarm began, but for the share of the null hypothesis
+            "return": np.zeros(S),  # Page's statistic of the end of the alarm: log, of the null hypothesis against that
             "blocks": np.zeros(S, np.int64),  # of this test
         }
 
@@ -119,15 +122,20 @@ class Bets:
         steps[0] *= state["products"]
         for i in range(1, L):  # at most BLOCK factors of at most n + 1 + sum N: no overflow
             steps[i] *= steps[i - 1]
-        # The end of an alarm is looked for in the same way: from what was seen since it began back to the reference.
-        seen, total = state["recent"][row, g, b] + in_cell, state["recent"].sum(2)[row, g] + in_group
-        back = np.log(null * (total + _CAUTION) / (seen + _CAUTION * null))
-        state["return"] = state["return"] + frozen * (back * valid).sum(0)
+        changed = (1 - state["changed"].sum(1)) * null + state["changed"][row, b]
+        state["return"] = state["return"] + frozen * (np.log(null / changed) * valid).sum(0)
         counted = np.bincount(((row * G + g) * m + b)[valid], minlength=R * G * m).reshape(R, G, m)
         state["recent"] = state["recent"] + counted
         state["histograms"] = state["histograms"] + counted.sum(1)[:, None]
         state["products"] = steps[-1]
         return state["capital"][:, None] + np.log(np.einsum("lre,re->rl", steps, state["weights"]))
+
+    def freeze(self, state: State) -> None:
+        """Keep what is bet on, to tell by it when the alarm that begins is over."""
+        bets = state["weights"][:, 1:] / state["weights"][:, 1:].sum(1, keepdims=True)
+        tilted, recent = np.split(bets, [len(self.tilted)], 1)
+        recent = recent / (state["histograms"].sum(2) + _CAUTION)
+        state["changed"] = (tilted * self.tilted) @ self.tilts.T + (recent[:, :, None] * state["histograms"]).sum(1)
 
     def finish(self, state: State, whole: Any, frozen: Any, seen: Ints) -> Any:
         """End the block of the streams in which it is whole, and return of which no change is suspected."""

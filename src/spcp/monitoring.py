@@ -30,7 +30,8 @@ WINDOWS = 128  # of a timeline, at most; then they are merged in pairs
 TENTHS = 10  # of [0, 1], that a timeline tells p-values apart by
 FORMAT = 1
 
-_OVER = math.log(1000)  # of the statistic at which an alarm ends
+_OVER = math.log(10_000)  # of the statistic at which an alarm ends
+_UNREADABLE = (OSError, EOFError, MemoryError, ValueError, zipfile.BadZipFile)
 _CURE = "start a new state, or name the detector that it is of"
 
 
@@ -372,7 +373,12 @@ class Monitor:
             at = int(start[row] - start[row] % BLOCK + slot + 1)
             events.append(self._begin(int(rows[row]), at, [float(own[row, slot]) for own in capital]))
         self._record(rows, start, taken, flagged, tenths)
-        state["frozen"][rows[whole]] = state["alarm"][rows[whole]]
+        begun = rows[whole & ~frozen & state["alarm"][rows]]
+        state["frozen"][begun] = True
+        for i, bets in enumerate(self._bets if len(begun) else ()):
+            part = {name: state[f"{i}.{name}"][begun] for name in ("weights", "histograms")}
+            bets.freeze(part)
+            state[f"{i}.changed"][begun] = part["changed"]
         back = np.stack([state[f"{i}.return"][rows] for i in range(len(self._bets))])
         over = whole & frozen & (back[state["cause"][rows], np.arange(R)] >= _OVER)
         return events + [self._end(int(stream)) for stream in rows[over]] if R else []
@@ -546,7 +552,9 @@ class Monitor:
         if not path.is_file():
             raise InputError(f"{path}: {'is not a file' if path.exists() else 'there is no such file'}; {_CURE}")
         try:
-            with np.load(path, allow_pickle=False) as file:
+            with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
+                if any(info.file_size > path.stat().st_size for info in file.zip.infolist()):
+                    raise ValueError("it is compressed")  # which `save` does not do
                 arrays = {name: file[name] for name in file.files}
             about = json.loads(str(arrays["about"]))
             if about["format"] != FORMAT:
@@ -564,7 +572,7 @@ class Monitor:
             notes: dict[str, Any] = about["notes"]
         except InputError as error:
             raise InputError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}; {_CURE}") from error
-        except (KeyError, TypeError, ValueError, AttributeError, OSError, EOFError, zipfile.BadZipFile) as error:
+        except (*_UNREADABLE, AttributeError, KeyError, TypeError) as error:
             raise InputError(f"{path}: is not the state of a monitor, or damaged ({error}); {_CURE}") from error
         if detector is not None:
             other = detector if isinstance(detector, Reference) else Reference.of(detector)
