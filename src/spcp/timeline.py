@@ -22,6 +22,7 @@ svg text { fill: currentColor; font-size: 11px; }
 .evidence { fill: none; stroke: var(--near); stroke-width: 1.6; }
 .limit { stroke: currentColor; stroke-dasharray: 4 3; }
 .cell { fill: var(--far); }
+td:last-child { white-space: normal; min-width: 12rem; }
 """
 
 
@@ -67,8 +68,7 @@ def timeline(windows: Sequence[Window], flagged: float, alpha: float) -> str:
     drawn = []
     highest = max([2 * flagged, *(window.interval[1] for window in windows if window.inputs >= 20)], default=1)
     limit = -math.log10(alpha)
-    least = min([0.0, *(window.log10_evidence for window in windows)])
-    most = max([1.2 * limit, *(window.log10_evidence for window in windows)])
+    least, most = min([0.0, *(window.log10_evidence for window in windows)]), 3 * limit  # more is drawn as that
 
     def x(at: float) -> float:
         return _LEFT + (_WIDTH - _LEFT - _RIGHT) * at / end
@@ -104,7 +104,7 @@ def timeline(windows: Sequence[Window], flagged: float, alpha: float) -> str:
             drawn.append(_rectangle("cell", left, upper, *size, f' opacity="{strength:.2f}"'))
     labels = [(0, 0.0, "0 %"), (0, highest, f"{100 * highest:.3g} %"), (0, flagged, f"{100 * flagged:.3g} %")]
     marks = [(y(panel, value, 0, highest), text) for panel, value, text in labels]
-    marks += [(y(1, 0, least, most), "1"), (y(1, limit, least, most), f"{1 / alpha:g}")]
+    marks += [(y(1, i * limit, least, most), f"{alpha**-i:.3g}") for i in (0, 1, 3)]
     marks += [(y(2, value, 0, 1), f"{value:g}") for value in (0, 0.5, 1)]
     drawn += [f'<text x="{_LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{text}</text>' for at, text in marks]
     titles = ("flagged, with its exact 95 % interval", "evidence of a change, and the limit", "p-values")
