@@ -183,7 +183,7 @@ class Monitor:
     test begins anew, without the inputs since the change.
 
     Args:
-        reference: of the detector, see `Reference.of`; a number stands for that of calibration samples.
+        reference: a calibrated detector, or its file, see `Reference.of`; or a number of calibration samples.
         alpha: the largest probability of a false alarm, for each stream.
         window: inputs over which the share of flagged ones is counted, a multiple of 20.
         streams: their names, or how many there are; `update` adds those that it meets.
@@ -200,7 +200,7 @@ class Monitor:
 
     def __init__(
         self,
-        reference: Reference | int,
+        reference: Any,
         *,
         alpha: float = 0.01,
         window: int = 1000,
@@ -210,13 +210,23 @@ class Monitor:
         check_numbers({"alpha": alpha, "window": window}, {"alpha": (float, 1e-12, 0.5), "window": (int, BLOCK, 10**9)})
         if window % BLOCK:
             raise InputError(f"window = {window} must be a multiple of {BLOCK}")
-        self.reference = Reference((reference,)) if isinstance(reference, int) else reference
+        if isinstance(reference, int):
+            reference = Reference((reference,))
+        self.reference = reference if isinstance(reference, Reference) else Reference.of(reference)
         self.alpha, self.window = alpha, window
         self._rng = np.random.default_rng(seed)
         samples = np.array(self.reference.samples)
         self._ranks = bin_ranks(samples, EDGES)  # (G, m - 1): the least rank in each bin but the first
         self._bets = [Bets(gaps_of(self._ranks, samples))]
-        self._score_edges = np.array([own[at - 1] for own, at in zip(self.reference.scores, self._ranks, strict=False)])
+        # The calibration samples that divide bins, with the chance by which they are in order among equal scores.
+        self._score_edges: Floats = np.zeros((2, 0, 0))
+        if self.reference.scores:
+            chances = [self._rng.random(len(own)) for own in self.reference.scores]
+            edges = [
+                np.array([own, chance])[:, np.lexsort((chance, own))[ranks - 1]]
+                for own, chance, ranks in zip(self.reference.scores, chances, self._ranks, strict=True)
+            ]
+            self._score_edges = np.stack(edges, 1)  # (2, G, m - 1)
         self._class_edges: Floats = np.zeros(0)
         counts = np.array(self.reference.class_counts, dtype=np.int64)
         if counts.sum():  # classes in the order of their numbers, and at random within each
@@ -329,13 +339,14 @@ class Monitor:
         """Return the bin of each input's rank among the calibration scores of its group."""
         n = np.array(self.reference.samples)[groups]
         rank = np.clip(np.rint(p * (n + 1)) - 1, 0, n)  # 0 for p = 0, of a score that is not a number
+        bins = (rank[:, None] >= self._ranks[groups]).sum(1)
         if scores is not None and self.reference.scores:
             s = _column("scores", scores, len(p), np.float64)
-            for group in np.unique(groups[np.isin(s, self._score_edges)]):  # the others have a bin without chance
-                tied = np.flatnonzero((groups == group) & np.isin(s, self._score_edges[group]))
-                low, high = (np.searchsorted(self.reference.scores[group], s[tied], side) for side in ("left", "right"))
-                rank[tied] = low + np.floor(chance[tied] * (high - low + 1))
-        return (rank[:, None] >= self._ranks[groups]).sum(1)
+            tied = np.flatnonzero(np.isin(s, self._score_edges[0]))  # the others have a bin without chance
+            edge, order = self._score_edges[:, groups[tied]]
+            above = (edge < s[tied, None]) | ((edge == s[tied, None]) & (order < chance[tied, None]))
+            bins[tied] = above.sum(1)
+        return bins
 
     def _block(
         self, rows: Ints, bins: Ints, groups: Ints, class_bins: Ints, classes: Ints, flagged: Ints, tenths: Ints
@@ -535,7 +546,12 @@ class Monitor:
         arrays: dict[str, Any] = {f"scores.{i}": scores for i, scores in enumerate(self.reference.scores)}
         arrays |= {f"state.{name}": array for name, array in self._state.items()}
         file = io.BytesIO()
-        np.savez(file, about=np.array(json.dumps(about)), class_edges=self._class_edges, **arrays)
+        arrays |= {
+            "about": np.array(json.dumps(about)),
+            "class_edges": self._class_edges,
+            "score_edges": self._score_edges,
+        }
+        np.savez(file, **arrays)
         with written(path) as out:
             out.write(file.getvalue())
         return path
@@ -566,9 +582,12 @@ class Monitor:
             monitor._rng.bit_generator.state = about["random"]
             state = {name: arrays[f"state.{name}"] for name in monitor._state}
             wrong = [k for k, v in monitor._state.items() if (v.shape, v.dtype) != (state[k].shape, state[k].dtype)]
-            if wrong or arrays["class_edges"].shape != monitor._class_edges.shape:
-                raise ValueError(f"{[*wrong, 'class_edges'][0]} does not fit")
-            monitor._state, monitor._class_edges = state, arrays["class_edges"]
+            edges = {name: arrays[name] for name in ("class_edges", "score_edges")}
+            wrong += [name for name, array in edges.items() if array.shape != getattr(monitor, f"_{name}").shape]
+            if wrong:
+                raise ValueError(f"{wrong[0]} does not fit")
+            monitor._state = state
+            monitor._class_edges, monitor._score_edges = edges.values()
             notes: dict[str, Any] = about["notes"]
         except InputError as error:
             raise InputError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}; {_CURE}") from error

@@ -51,11 +51,11 @@ def monitor_command(
 ) -> None:
     """Watch a stream of detections, and raise an alarm when it no longer looks like the calibration data.
 
-    Lines are those of `spcp detect --format jsonl` or the answers of `spcp serve`. While inputs are like the
-    calibration data, an alarm is ever raised with a probability of at most alpha, however long the stream. All of the
-    distribution of p-values is tested, not only the flagged share, and that of the predicted classes.
+    Lines are JSON objects of detections, or answers of the server. While inputs are like the calibration data, an alarm
+    is ever raised with a probability of at most alpha, however long the stream. All of the distribution of p-values is
+    tested, not only the flagged share, and that of the predicted classes.
 
-    [dim]spcp detect photos/ --format jsonl | spcp monitor - --detector runs/cifar10-spcp-0 --page monitor.html
+    [dim]tail -f detections.jsonl | spcp monitor - --detector runs/cifar10-spcp-0 --page monitor.html
     spcp monitor detections.jsonl --state monitor.npz --events alarms.jsonl --metrics monitor.prom[/dim]
     """
     monitor, notes = _opened(detector, samples, state, alpha, window, by)
