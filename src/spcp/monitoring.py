@@ -7,13 +7,10 @@ like the calibration data; see `betting.py`. Memory does not grow with the strea
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import io
-import itertools
 import json
 import math
-import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -22,105 +19,17 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .betting import BLOCK, CLASS_EDGES, EDGES, Bets, Floats, Ints, State, bin_ranks, gaps_of
-from .errors import InputError, check_numbers, need
+from .errors import InputError, check_numbers
 from .files import written
 from .metrics import Interval, exact_interval
+from .reference import Reference
 
 WINDOWS = 128  # of a timeline, at most; then they are merged in pairs
 TENTHS = 10  # of [0, 1], that a timeline tells p-values apart by
 FORMAT = 1
 
 _OVER = math.log(10_000)  # of the statistic at which an alarm ends
-_UNREADABLE = (OSError, EOFError, MemoryError, ValueError, zipfile.BadZipFile)
 _CURE = "start a new state, or name the detector that it is of"
-
-
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """What a monitor has to know of a detector's calibration.
-
-    Attributes:
-        samples: calibration samples by group: one group, or one for each class if p-values are by class.
-        alpha: the detector's false alarm rate.
-        class_names: names of the classes.
-        class_counts: how many calibration samples each class was predicted for; none: classes are not tested.
-        scores: sorted calibration scores by group, to break ties by; none: scores are taken to have no ties.
-        detector: a fingerprint.
-    """
-
-    samples: tuple[int, ...]
-    alpha: float = 0.05
-    class_names: tuple[str, ...] = ()
-    class_counts: tuple[int, ...] = ()
-    scores: tuple[Floats, ...] = ()
-    detector: str = ""
-
-    def __post_init__(self) -> None:
-        check_numbers({"alpha": self.alpha}, {"alpha": (float, 1e-9, 1 - 1e-9)})
-        for n in self.samples or (0,):
-            check_numbers({"calibration samples": n}, {"calibration samples": (int, 1, 2**40)})
-        if self.scores and tuple(map(len, self.scores)) != self.samples:
-            raise InputError("the calibration scores are not as many as there are calibration samples; give all")
-
-    @classmethod
-    def of(cls, detector: Any) -> Self:
-        """Return the reference of a calibrated `Detector`, of its file, of the folder of its run, or of an ONNX file.
-
-        torch is not imported.
-        """
-        if hasattr(detector, "metadata"):  # an ExportedDetector
-            return cls._of_metadata(detector.metadata, "the detector")
-        if not isinstance(detector, str | Path):
-            if detector.alpha is None:
-                raise InputError("the detector has no threshold yet; call calibrate with ID samples first")
-            scores, starts = (getattr(detector, name).cpu().numpy() for name in ("calibration_scores", "group_starts"))
-            return cls._of_calibration(scores, starts, detector.alpha, detector.class_counts)
-        path = Path(detector).expanduser()
-        path = path / "detector.safetensors" if path.is_dir() else path
-        return cls._of_onnx(path) if path.suffix == ".onnx" else cls._of_file(path)
-
-    @classmethod
-    def _of_calibration(
-        cls, scores: Any, starts: Any, alpha: float, counts: Sequence[int] | None, names: Sequence[str] = ()
-    ) -> Self:
-        digest = hashlib.sha256(scores.tobytes() + starts.tobytes() + repr(alpha).encode()).hexdigest()
-        groups = tuple(np.asarray(scores[low:high], np.float64) for low, high in itertools.pairwise(starts))
-        sizes = tuple(map(len, groups))
-        counts = sizes if counts is None and len(sizes) > 1 else counts
-        return cls(sizes, alpha, tuple(names), tuple(counts or ()), groups, digest[:16])
-
-    @classmethod
-    def _of_file(cls, path: Path) -> Self:
-        open_ = need("safetensors", "safetensors").safe_open
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file; calibrate the run, or name the file of a detector")
-        try:
-            with open_(path, "np") as file:
-                about = json.loads(file.metadata()["detector"])
-                scores, starts = (file.get_tensor(name) for name in ("calibration_scores", "group_starts"))
-            names = about["notes"].get("inputs", {}).get("class_names") or ()
-            return cls._of_calibration(scores, starts, about["alpha"], about.get("class_counts"), names)
-        except (InputError, ImportError):
-            raise
-        except Exception as error:  # a damaged header can raise anything
-            raise InputError(f"{path}: is not the file of a calibrated detector, or damaged ({error})") from error
-
-    @classmethod
-    def _of_onnx(cls, path: Path) -> Self:
-        from .exported import read_metadata
-
-        if not path.is_file():
-            raise InputError(f"{path}: there is no such file; name a file that spcp export wrote")
-        return cls._of_metadata(read_metadata(path.read_bytes(), path), path)
-
-    @classmethod
-    def _of_metadata(cls, about: Mapping[str, Any], name: object) -> Self:
-        counts = tuple(about.get("class_counts") or ())
-        samples = counts if about["by_class"] else (about["calibration_samples"],)
-        if not samples:
-            raise InputError(f"{name}: does not say how many calibration samples each class has; export it again")
-        digest = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()
-        return cls(samples, about["alpha"], tuple(about["class_names"] or ()), counts, (), digest[:16])
 
 
 @dataclass(frozen=True)
@@ -241,8 +150,9 @@ class Monitor:
 
     def _new(self, S: int) -> State:
         """Return the state of S streams of which nothing is seen yet; the first axis of all is that of streams."""
-        K = max(len(self.reference.class_counts), len(self.reference.class_names))
-        whole = ["seen", "flagged", "alarms", "alarm_at", "since", "cause", "width"]
+        by_class = self.reference.samples if len(self.reference.samples) > 1 else ()
+        K = max(map(len, (self.reference.class_counts, self.reference.class_names, by_class)))
+        whole = ["seen", "flagged", "alarms", "since", "cause", "width"]
         whole += ["window_index", "window_inputs", "window_flagged", "last_inputs", "last_flagged"]
         state: State = {name: np.zeros(S, np.int64) for name in whole}
         state["width"] += self.window
@@ -292,15 +202,16 @@ class Monitor:
         B, K = len(p), self._state["classes"].shape[1]
         flagged = p <= self.reference.alpha if is_ood is None else _column("is_ood", is_ood, B, np.bool_)
         predicted = np.full(B, -1) if classes is None else _column("classes", classes, B, np.int64)
-        if (predicted >= max(K, len(self.reference.samples), 1 if K else 2**62)).any():
+        if K and (predicted >= K).any():
             raise InputError(f"class {predicted.max()} is not among the {K} classes of the detector")
-        at = self._numbers(streams, B)
-        chance = self._rng.random((B, 2))  # as many for each input, however they are divided among calls
         groups = np.zeros(B, np.int64) if len(self.reference.samples) == 1 else predicted
         if (groups < 0).any():
             raise InputError("the detector's p-values are by class; give the class of each input")
-        bins = self._score_bins(p, groups, scores, chance[:, 0])
-        class_bins = np.where(predicted < 0, -1, np.searchsorted(self._class_edges, predicted + chance[:, 1]))
+        s = np.full(B, np.nan) if scores is None else _column("scores", scores, B, np.float64)
+        at = self._numbers(streams, B)
+        chance = self._rng.random((B, 2)).T  # as many for each input, however they are divided among calls
+        bins = self._score_bins(p, groups, s, chance[0])
+        class_bins = np.where(predicted < 0, -1, np.searchsorted(self._class_edges, predicted + chance[1]))
         tenths = np.minimum((p * TENTHS).astype(np.int64), TENTHS - 1)
 
         # Blocks of a stream one after another; the same of all streams at once.
@@ -335,17 +246,16 @@ class Monitor:
             self._add(new)
         return np.array([self._index[name] for name in streams], dtype=np.int64)
 
-    def _score_bins(self, p: Floats, groups: Ints, scores: ArrayLike | None, chance: Floats) -> Ints:
+    def _score_bins(self, p: Floats, groups: Ints, scores: Floats, chance: Floats) -> Ints:
         """Return the bin of each input's rank among the calibration scores of its group."""
         n = np.array(self.reference.samples)[groups]
         rank = np.clip(np.rint(p * (n + 1)) - 1, 0, n)  # 0 for p = 0, of a score that is not a number
         bins = (rank[:, None] >= self._ranks[groups]).sum(1)
-        if scores is not None and self.reference.scores:
-            s = _column("scores", scores, len(p), np.float64)
-            tied = np.flatnonzero(np.isin(s, self._score_edges[0]))  # the others have a bin without chance
+        tied = np.flatnonzero(np.isin(scores, self._score_edges[0]))  # the others have a bin without chance
+        if len(tied):
             edge, order = self._score_edges[:, groups[tied]]
-            above = (edge < s[tied, None]) | ((edge == s[tied, None]) & (order < chance[tied, None]))
-            bins[tied] = above.sum(1)
+            equal = edge == scores[tied, None]
+            bins[tied] = ((edge < scores[tied, None]) | (equal & (order < chance[tied, None]))).sum(1)
         return bins
 
     def _block(
@@ -397,7 +307,7 @@ class Monitor:
     def _begin(self, stream: int, at: int, capital: Sequence[float]) -> Event:
         state = self._state
         cause = int(np.argmax(capital))
-        state["alarm"][stream], state["alarm_at"][stream], state["cause"][stream] = True, at, cause
+        state["alarm"][stream], state["cause"][stream] = True, cause
         state["alarms"][stream] += 1
         state["since"][stream] = min(int(state[f"{cause}.since"][stream]), at - 1)
         evidence = float(np.logaddexp.reduce(capital)) - math.log(len(capital))
@@ -418,9 +328,16 @@ class Monitor:
             state[f"{i}.since"][stream] = state["seen"][stream]
         return event
 
-    def reset(self, stream: str = "") -> None:
+    def _at(self, stream: str | None) -> int:
+        """Return the number of a stream, by default the first."""
+        at = 0 if stream is None else self._index.get(stream, -1)
+        if not 0 <= at < len(self.streams):
+            raise InputError(f"there is no stream {stream or ''!r}; streams are {', '.join(self.streams[:9])}")
+        return at
+
+    def reset(self, stream: str | None = None) -> None:
         """Begin the test of a stream anew, against the calibration set alone: what was wrong is mended."""
-        at = self._index[stream]
+        at = self._at(stream)
         self._end(at)
         for i in range(len(self._bets)):
             self._state[f"{i}.counts"][at] = 0
@@ -487,9 +404,9 @@ class Monitor:
         state["timeline_evidence"][at] = state["evidence"][rows]
         state["timeline_alarm"][at] |= state["alarm"][rows]
 
-    def status(self, stream: str = "") -> Status:
-        """Return how a stream stands."""
-        at = self._index[stream]
+    def status(self, stream: str | None = None) -> Status:
+        """Return how a stream, by default the first, stands."""
+        at = self._at(stream)
         now = {name: array[at].item() for name, array in self._state.items() if array.ndim == 1 and "." not in name}
         first = not now["window_index"]
         inputs, flagged = (now[f"{'window' if first else 'last'}_{name}"] for name in ("inputs", "flagged"))
@@ -498,11 +415,11 @@ class Monitor:
         window = _window(start, inputs, flagged, evidence, now["alarm"])
         since = now["since"] if now["alarm"] else None
         numbers = now["seen"], now["flagged"], now["alarm"], now["alarms"]
-        return Status(stream, *numbers, since, evidence, window)
+        return Status(self.streams[at], *numbers, since, evidence, window)
 
-    def timeline(self, stream: str = "") -> list[Window]:
+    def timeline(self, stream: str | None = None) -> list[Window]:
         """Return the windows of a stream, all of the same size but for the last; at most 128 of them."""
-        at = self._index[stream]
+        at = self._at(stream)
         names = ("inputs", "flagged", "evidence", "alarm", "p_values")
         inputs, flagged, evidence, alarm, p = (self._state[f"timeline_{name}"][at].tolist() for name in names)
         width = int(self._state["width"][at])
@@ -512,21 +429,9 @@ class Monitor:
             if inputs[i]
         ]
 
-    def class_counts(self, stream: str = "") -> list[int]:
+    def class_counts(self, stream: str | None = None) -> list[int]:
         """Return how often each class was predicted."""
-        return self._state["classes"][self._index[stream]].tolist()
-
-    def prometheus(self) -> str:
-        """Return how all streams stand, as text that Prometheus reads."""
-        rows = [
-            (stream.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"), self.status(stream))
-            for stream in self.streams
-        ]
-        lines = []
-        for name, (kind, about, value) in _METRICS.items():
-            lines += [f"# HELP spcp_monitor_{name} {about}", f"# TYPE spcp_monitor_{name} {kind}"]
-            lines += [f'spcp_monitor_{name}{{stream="{stream}"}} {value(status):.9g}' for stream, status in rows]
-        return "\n".join(lines) + "\n"
+        return self._state["classes"][self._at(stream)].tolist()
 
     def save(self, path: str | Path, notes: Mapping[str, Any] | None = None) -> Path:
         """Save the state of all streams, with notes that JSON can hold, in one npz file."""
@@ -591,7 +496,7 @@ class Monitor:
             notes: dict[str, Any] = about["notes"]
         except InputError as error:
             raise InputError(str(error) if str(error).startswith(str(path)) else f"{path}: {error}; {_CURE}") from error
-        except (*_UNREADABLE, AttributeError, KeyError, TypeError) as error:
+        except Exception as error:  # a damaged file can raise anything
             raise InputError(f"{path}: is not the state of a monitor, or damaged ({error}); {_CURE}") from error
         if detector is not None:
             other = detector if isinstance(detector, Reference) else Reference.of(detector)
@@ -600,18 +505,6 @@ class Monitor:
                     f"{path}: is the state of another detector ({reference.detector}, not {other.detector}); {_CURE}"
                 )
         return monitor, notes
-
-
-_METRICS: Mapping[str, tuple[str, str, Callable[[Status], float]]] = {
-    "inputs_total": ("counter", "Inputs seen.", lambda status: status.inputs),
-    "flagged_total": ("counter", "Inputs flagged as OOD.", lambda status: status.flagged),
-    "flagged_share": ("gauge", "Share of flagged inputs in the last window.", lambda status: status.window.share),
-    "flagged_share_low": ("gauge", "Its exact 95 % interval: from.", lambda status: status.window.interval[0]),
-    "flagged_share_high": ("gauge", "Its exact 95 % interval: to.", lambda status: status.window.interval[1]),
-    "log10_evidence": ("gauge", "Evidence of a change; 2 is 100 to 1.", lambda status: status.log10_evidence),
-    "alarm": ("gauge", "Whether there is an alarm.", lambda status: status.alarm),
-    "alarms_total": ("counter", "Alarms so far.", lambda status: status.alarms),
-}
 
 
 def _cells(values: Any, cells: tuple[Any, Any], rows: int) -> Ints:

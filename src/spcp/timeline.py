@@ -1,9 +1,9 @@
-"""The page of a monitor: one HTML file with the timeline of each stream, which needs nothing from outside."""
+"""How a monitor is shown: a page with the timeline of each stream, and text for Prometheus."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from importlib import resources
 from typing import Any
@@ -25,9 +25,20 @@ svg text { fill: currentColor; font-size: 11px; }
 td:last-child { white-space: normal; min-width: 12rem; }
 """
 
+_METRICS: Mapping[str, tuple[str, str, Callable[[Status], float]]] = {
+    "inputs_total": ("counter", "Inputs seen.", lambda status: status.inputs),
+    "flagged_total": ("counter", "Inputs flagged as OOD.", lambda status: status.flagged),
+    "flagged_share": ("gauge", "Share of flagged inputs in the last window.", lambda status: status.window.share),
+    "flagged_share_low": ("gauge", "Its exact 95 % interval: from.", lambda status: status.window.interval[0]),
+    "flagged_share_high": ("gauge", "Its exact 95 % interval: to.", lambda status: status.window.interval[1]),
+    "log10_evidence": ("gauge", "Evidence of a change; 2 is 100 to 1.", lambda status: status.log10_evidence),
+    "alarm": ("gauge", "Whether there is an alarm.", lambda status: status.alarm),
+    "alarms_total": ("counter", "Alarms so far.", lambda status: status.alarms),
+}
+
 
 def page(monitor: Monitor, events: Sequence[Mapping[str, Any]] = (), title: str = "Monitor") -> str:
-    """Return the page: the verdict, the streams with the most evidence, their timelines, and events."""
+    """Return a page that needs nothing from outside: the verdict, the timelines with the most evidence, and events."""
     order = sorted(map(monitor.status, monitor.streams), key=lambda status: (-status.alarm, -status.log10_evidence))
     alarmed = [status for status in order if status.alarm]
     seen = sum(status.inputs for status in order)
@@ -59,6 +70,19 @@ def page(monitor: Monitor, events: Sequence[Mapping[str, Any]] = (), title: str 
     )
     body = "".join(parts) + "</main>"
     return f'<!doctype html>\n<html lang="en"><head>{head}<style>{style}</style></head>\n<body>{body}</body></html>\n'
+
+
+def prometheus(monitor: Monitor) -> str:
+    """Return how all streams stand, as text that Prometheus reads."""
+    rows = [
+        (stream.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n"), monitor.status(stream))
+        for stream in monitor.streams
+    ]
+    lines = []
+    for name, (kind, about, value) in _METRICS.items():
+        lines += [f"# HELP spcp_monitor_{name} {about}", f"# TYPE spcp_monitor_{name} {kind}"]
+        lines += [f'spcp_monitor_{name}{{stream="{stream}"}} {value(status):.9g}' for stream, status in rows]
+    return "\n".join(lines) + "\n"
 
 
 def timeline(windows: Sequence[Window], flagged: float, alpha: float) -> str:

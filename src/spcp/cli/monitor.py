@@ -85,7 +85,8 @@ def _opened(
     detector: Path | None, samples: int | None, state: Path | None, alpha: float, window: int, by: str | None
 ) -> tuple[Monitor, dict[str, Any]]:
     """Return the monitor, continued or new, and what is kept beside it."""
-    from ..monitoring import Monitor, Reference
+    from ..monitoring import Monitor
+    from ..reference import Reference
 
     if detector is not None and samples is not None:
         raise InputError("--detector and --samples exclude each other; give one of them")
@@ -229,11 +230,11 @@ class _Session:
     def write(self) -> None:
         """Write all files but that of events: the state last, so that it never knows more than they do."""
         from ..files import written
-        from ..timeline import page
+        from ..timeline import page, prometheus
 
         if not self._whole:  # interrupted in between: the last state that was written holds
             return
-        texts = {"metrics": self.monitor.prometheus, "page": lambda: page(self.monitor, self.notes["events"])}
+        texts = {"metrics": lambda: prometheus(self.monitor), "page": lambda: page(self.monitor, self.notes["events"])}
         for key, text in texts.items():
             path = self.files[key]
             if path is not None:
