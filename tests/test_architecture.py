@@ -19,6 +19,7 @@ ROOMS = (
     *("contributions", "environment", "data", "networks", "methods"),
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "detection", "tuning"),
+    *("betting", "reference", "monitoring", "timeline"),
     *("comparison", "integrations", "report", "experiments", "demo", "cli"),
 )
 

@@ -146,7 +146,7 @@ def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.chdir(tmp_path)
 
 
-GUIDES = ("index", "getting-started", "method", "decide", "own-model", "add-score", "add-method", "faq")
+GUIDES = ("index", "getting-started", "method", "decide", "own-model", "add-score", "add-method", "faq", "ship/monitor")
 
 
 @pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -294,7 +294,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))),
+    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md"))),
 ]
 
 

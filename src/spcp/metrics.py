@@ -7,6 +7,7 @@ that is accepted at the threshold that accepts at least 95 % of ID. Everything i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -142,6 +143,46 @@ def rate_interval(count: int, n: int, confidence: float = 0.95) -> Interval:
     z = NormalDist().inv_cdf((1 + confidence) / 2)
     middle, half = count + z * z / 2, z * math.sqrt(count * (n - count) / n + z * z / 4)
     return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
+
+
+@functools.lru_cache(maxsize=65536)
+def exact_interval(count: int, n: int, confidence: float = 0.95) -> Interval:
+    """Return the exact interval of a rate of which `count` of n samples were seen, by Clopper and Pearson (1934).
+
+    >>> [round(end, 4) for end in exact_interval(5, 100)], exact_interval(0, 0)
+    ([0.0164, 0.1128], (0.0, 1.0))
+    """
+    tail = (1 - confidence) / 2
+    low = _beta_quantile(tail, count, n - count + 1) if count else 0.0
+    return low, _beta_quantile(1 - tail, count + 1, n - count) if count < n else 1.0
+
+
+def _beta_quantile(p: float, a: float, b: float) -> float:
+    """Return where the distribution function of Beta(a, b) is p, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beta_share(middle, a, b) < p else (low, middle)
+    return (low + high) / 2
+
+
+def _beta_share(x: float, a: float, b: float) -> float:
+    """Return P(Beta(a, b) <= x), for 0 < x < 1, from its continued fraction (Numerical Recipes, 6.4)."""
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta_share(1 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    value = d
+    for i in range(1, 100_000):
+        for step in (
+            i * (b - i) * x / ((a + 2 * i - 1) * (a + 2 * i)),
+            -(a + i) * (a + b + i) * x / ((a + 2 * i) * (a + 2 * i + 1)),
+        ):
+            d, c = 1 / (1 + step * d), 1 + step / c
+            value *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return math.exp(log_front) * value / a
 
 
 def _auroc_interval(area: float, variance: float, confidence: float, pairs: int) -> Interval:
