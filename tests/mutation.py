@@ -301,7 +301,9 @@ def main() -> None:
     runner = Runner(modules)
     files = [CORE[module] for module in modules]  # for their examples
     tests = dict.fromkeys(test for module in modules for test in TESTS[module])
-    pytest.main([*tests, *files, "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"], plugins=[runner])
+    pytest.main(
+        [*tests, *files, "-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header"], plugins=[runner]
+    )
     print(f"\n{'module':<12}{'mutants':>9}{'survived':>10}")
     survivors = [mutant for mutant, verdict in runner.results if verdict == "survived"]
     for module in modules:

@@ -10,6 +10,7 @@ import pytest
 from formats import write_image
 
 from spcp.data import load_benchmark
+from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run, adopt
 
 from . import SMALL, TRAINING, Result, Spcp
@@ -35,6 +36,29 @@ def test_the_same_command_continues(run: Spcp, trained: Path, photos: Path) -> N
     other = run("train", "--id", photos / "id", *SMALL, "--out", trained)
     assert other.code == 2
     assert "other data" in other.err
+
+
+def test_the_same_command_keeps_a_calibration_of_the_same_weights(
+    run: Spcp, trained: Path, photos: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(trained, folder)
+    assert run("calibrate", folder, "--score", "msp", "--alpha", 0.1).code == 0
+    train = ["train", "--id", photos / "id", "--ood", f"plain={photos / 'ood'}", "--ood-val", "gaussian", *SMALL]
+    train += ["--rho-norm", 0.3, "--out", folder]
+    result = run(*train)
+    assert (result.code, f"to replace it: spcp calibrate {folder}" in result.err) == (0, True)
+    assert Run.open(folder).detector().alpha == 0.1
+    detector = folder / "detector.safetensors"
+    for other in (detector.read_bytes()[:-1], b""):  # damaged
+        detector.write_bytes(other)
+        assert run(*train).code == 0
+        assert Run.open(folder).detector().alpha == 0.05
+    tensors, notes = read_tensors(folder / "last.safetensors")
+    tensors["classifier.bias"] += 1  # trained further
+    write_tensors(folder / "last.safetensors", tensors, notes)
+    assert not Run.open(folder).is_calibrated
+    assert "calibrated on" in run(*train).err
 
 
 def test_rho_norm_follows_the_number_of_classes(run: Spcp, photos: Path, tmp_path: Path) -> None:

@@ -53,7 +53,10 @@ def train_command(
             note(f"rho_norm: {config.truncation.rho_norm} by default; spcp tune chooses it on validation data")
         run = train(config, folder, benchmark=benchmark)
     note(f"run: {folder}")
-    calibrate_if_possible(run, alpha, score)
+    if run.is_calibrated:  # by whoever finished the run, or by hand since
+        note(f"calibrated already: {run.detector_path}; to replace it: spcp calibrate {folder}")
+    else:
+        calibrate_if_possible(run, alpha, score)
 
 
 def _advise(config: Config, benchmark: Benchmark | None) -> None:
