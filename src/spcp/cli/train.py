@@ -56,7 +56,7 @@ def train_command(
     if run.is_calibrated:  # by whoever finished the run, or by hand since
         note(f"calibrated already: {run.detector_path}; to replace it: spcp calibrate {folder}")
     else:
-        calibrate_if_possible(run, alpha, score)
+        calibrate_if_possible(run, alpha, score, benchmark=benchmark)
 
 
 def _advise(config: Config, benchmark: Benchmark | None) -> None:
