@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scores import slow
@@ -228,6 +229,8 @@ def test_means_over_runs_and_sets_compare_as_the_formula_says() -> None:
     difference, variance = slow_compare_means(first, second)
     assert result.difference == pytest.approx(difference)
     assert result.interval[1] - result.difference == pytest.approx(1.959964 * np.sqrt(variance), rel=1e-5)
+    tensors = [[(torch.tensor(a), [torch.tensor(b) for b in sets]) for a, sets in part] for part in (first, second)]
+    assert compare_means(*tensors) == result
     alone = compare_means(first[:1], second[:1])
     (id_scores, (ood_scores, _)), (other_id, (other_ood, _)) = first[0], second[0]
     single = compare_means([(id_scores, [ood_scores])], [(other_id, [other_ood])])

@@ -221,10 +221,11 @@ def compare_means(
     """
     if not first or len(first) != len(second):
         raise InputError(f"{len(first)} and {len(second)} runs cannot be paired; give as many of each, at least one")
-    sizes = [[np.size(values) for values in (of_id, *of_ood)] for of_id, of_ood in (*first, *second)]
+    runs = [(_scores(of_id, "ID"), [_scores(ood, "OOD") for ood in of_ood]) for of_id, of_ood in (*first, *second)]
+    sizes = [[len(values) for values in (of_id, *of_ood)] for of_id, of_ood in runs]
     if any(size != sizes[0] for size in sizes) or min(sizes[0]) < 2:
         raise InputError(f"samples {sizes} cannot be paired; all runs need the same, 2 or more of each set")
-    (of_id, of_ood), (of_id_2, of_ood_2) = _mean_placements(first), _mean_placements(second)
+    (of_id, of_ood), (of_id_2, of_ood_2) = map(_mean_placements, (runs[: len(first)], runs[len(first) :]))
     difference = float(of_id.mean() - of_id_2.mean())
     variance = np.var(of_id - of_id_2, ddof=1) / len(of_id)
     for one, other in zip(of_ood, of_ood_2, strict=True):
@@ -232,11 +233,11 @@ def compare_means(
     return _tested(difference, math.sqrt(variance), min(sizes[0]), confidence)
 
 
-def _mean_placements(runs: Sequence[tuple[ArrayLike, Sequence[ArrayLike]]]) -> tuple[Floats, list[Floats]]:
+def _mean_placements(runs: Sequence[tuple[Floats, Sequence[Floats]]]) -> tuple[Floats, list[Floats]]:
     """Return the mean over runs and sets for each ID sample, and over runs for each OOD sample of each set."""
     of_id, of_ood = [], []
     for id_scores, sets in runs:
-        placed = [_sample_placements(_scores(id_scores, "ID"), _scores(ood, "OOD")) for ood in sets]
+        placed = [_sample_placements(id_scores, ood) for ood in sets]
         of_id.append(np.mean([by_id for by_id, _ in placed], axis=0))
         of_ood.append([by_ood for _, by_ood in placed])
     return np.mean(of_id, axis=0), [np.mean(by_run, axis=0) for by_run in zip(*of_ood, strict=True)]

@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 from types import ModuleType
 
@@ -326,3 +327,18 @@ def test_the_formula_in_standard_operators(num_classes: int, bias: bool, monkeyp
     expected = reference.clip_logits(*numpy(h, W, b), 0.5)
     np.testing.assert_allclose(clip_contributions(h, W, b, 0.5), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(clip_contributions(h[0], W, b, 0.5), expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_which_kernels_serve_what() -> None:
+    def on(device: str, dtype: torch.dtype = torch.float32) -> object:
+        return types.SimpleNamespace(device=types.SimpleNamespace(type=device), dtype=dtype)
+
+    assert ops.kernels_for(on("mps")) is eager  # type: ignore[arg-type]
+    assert ops.kernels_for(on("cpu", torch.float64)) is eager  # type: ignore[arg-type]
+    assert ops.kernels_for(on("cuda")) is (triton_kernels if triton_kernels.available() else eager)  # type: ignore[arg-type]
+
+
+def test_a_bias_learns_alone() -> None:
+    h, W, b, g = make((6, 8, 5), "signed", 0)
+    clip_contributions(h, W, b.requires_grad_(), 0.1).backward(g)
+    torch.testing.assert_close(b.grad, g.sum(0))

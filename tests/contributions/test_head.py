@@ -613,3 +613,10 @@ def test_no_positive_support_is_told() -> None:
         head.weight.fill_(-1.0)
     with pytest.warns(UserWarning, match=r"has no positive contributions either; look at the features\.$"):
         head(features())
+
+
+def test_a_head_without_a_bias_learns_its_threshold() -> None:
+    head, h = SPCPLinear(12, 6, bias=False, truncation=Truncation(1.0, 0.9, initial_threshold=2.0)), features()
+    head(h)
+    expected = reference.threshold_step(2.0, *numpy(h, head.weight), rho_norm=1.0, beta=0.9)
+    assert head.threshold.item() == pytest.approx(expected, rel=1e-6)
