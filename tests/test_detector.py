@@ -21,12 +21,13 @@ import pytest
 import torch
 from torch import nn
 
-from spcp import SPCPLinear, apply_spcp, config, data, remove_spcp, training
+from spcp import SPCPLinear, apply_spcp, config, data, networks, remove_spcp, training
 from spcp.bank import FeatureBank
 from spcp.conformal import split
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
 from spcp.files import read_tensors, write_tensors
+from spcp.methods import CrossEntropy
 from spcp.model import ScoredModel
 from spcp.scores import MEMBERS, SCORES, Consensus, Score, build_score
 
@@ -487,3 +488,18 @@ def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptu
     Detector(network).calibrate(x)
     Detector(model()).calibrate(x)  # has no normalisation, so nobody can tell
     assert not caplog.text
+
+
+def test_what_is_no_detector_is_refused(tmp_path: Path) -> None:
+    class Mine(CrossEntropy):
+        pass
+
+    with pytest.raises(InputError, match="cannot be run as one graph; calibrate it, and choose a score of features"):
+        Detector(model())(torch.randn(2, 4))
+    write_tensors(tmp_path / "x.safetensors", {"x": torch.zeros(2)})
+    with pytest.raises(InputError, match="is not a file of a detector; name one"):
+        Detector.load(tmp_path / "x.safetensors", model())
+    network = networks.mlp(3, inputs=4)
+    own = Detector(ScoredModel(network, Mine(), classifier="classifier")).calibrate(torch.randn(40, 4))
+    with pytest.raises(InputError, match=r"Mine is not among spcp.methods.METHODS; add it there to save it"):
+        own.save(tmp_path / "own.safetensors")

@@ -104,5 +104,5 @@ def log_p_value(scores: Tensor, id_scores: Tensor) -> Tensor:
     scale = id_scores.std(correction=0).maximum(1e-6 * id_scores.mean().abs()).clamp(min=1e-30)
     between = count + (s - low) / (high - low).clamp(min=1e-300)
     above = n + 1 - torch.exp((id_scores[-1] - s).clamp(max=0) / scale)
-    inside = torch.where(count == n, above, between).clamp(1, n + 1).log()
+    inside = torch.where(count == n, above, between).clamp(min=1).log()
     return torch.where(count == 0, (s - id_scores[0]) / scale, inside) - math.log(1 + n)
