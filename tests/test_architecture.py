@@ -17,7 +17,19 @@ SOURCE = ROOT / "src" / "spcp"
 ROOMS = (
     *("errors", "files", "tables", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
-    *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics", "detector", "choice"),
+    *(
+        "fingerprint",
+        "model",
+        "moments",
+        "bank",
+        "conformal",
+        "scores",
+        "metrics",
+        "exported",
+        "export",
+        "detector",
+        "choice",
+    ),
     *("config", "runs", "training", "evaluation", "calibration", "detection", "tuning"),
     *("comparison", "report", "experiments", "demo", "cli"),
 )

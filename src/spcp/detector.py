@@ -17,7 +17,9 @@ from torch import Tensor, nn
 from .bank import FeatureBank, batches_of, extract, inputs_at_once
 from .conformal import p_values, split, threshold_rank
 from .contributions import Explanation, SPCPLinear, Truncation, apply_spcp, explanations_of, find_classifier
+from .data import Inputs
 from .errors import InputError, check_numbers
+from .export import export
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
 from .model import ScoredModel, is_untrained
@@ -295,6 +297,22 @@ class Detector(nn.Module):
         tensors = {name: tensor for name, tensor in self.state_dict().items() if name not in transient}
         write_tensors(path, tensors, {"detector": json.dumps(about)})
         return path
+
+    def export(
+        self, path: str | Path, samples: Tensor, *, inputs: Inputs | None = None, notes: Mapping[str, Any] | None = None
+    ) -> Path:
+        """Write the detector as an ONNX file that runs without this library, and check it on samples.
+
+        Its outputs are the prediction, logits, score, p-value and `is_ood` of a batch of any size;
+        `spcp.exported.ExportedDetector` opens it, and so does anything that runs ONNX.
+
+        Args:
+            path: the file to write.
+            samples: some prepared inputs, a batch; the file must decide about them as the detector does.
+            inputs: what the network expects of its inputs, and the names of its classes, for the file's metadata.
+            notes: more for the metadata.
+        """
+        return export(self, path, samples, inputs=inputs, notes=notes)
 
     @classmethod
     def load(cls, path: str | Path, network: nn.Module, score: Score | None = None) -> Self:
