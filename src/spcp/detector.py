@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -299,20 +300,28 @@ class Detector(nn.Module):
         return path
 
     def export(
-        self, path: str | Path, samples: Tensor, *, inputs: Inputs | None = None, notes: Mapping[str, Any] | None = None
+        self,
+        path: str | Path,
+        samples: Tensor | Sequence[np.ndarray],
+        *,
+        inputs: Inputs | None = None,
+        preprocessing: bool = False,
+        notes: Mapping[str, Any] | None = None,
     ) -> Path:
-        """Write the detector as an ONNX file that runs without this library, and check it on samples.
+        """Write the detector as a file that runs without this library, and check it on samples.
 
-        Its outputs are the prediction, logits, score, p-value and `is_ood` of a batch of any size;
-        `spcp.exported.ExportedDetector` opens it, and so does anything that runs ONNX.
+        From a batch of any size it makes the prediction, logits, score, p-value and `is_ood` of each sample. On the
+        samples, its logits and scores may differ from the detector's by 1e-4. `spcp.exported.ExportedDetector` opens an
+        ONNX file, and so does everything that runs ONNX.
 
         Args:
-            path: the file to write.
-            samples: some prepared inputs, a batch; the file must decide about them as the detector does.
+            path: the file to write: .onnx, or .pt2 for a program of `torch.export`.
+            samples: some inputs, as the file will get them: a tensor of prepared ones, or images if `preprocessing`.
             inputs: what the network expects of its inputs, and the names of its classes, for the file's metadata.
-            notes: more for the metadata.
+            preprocessing: put the test transform into the file: it takes images, as bytes (B, H, W, C) of any size.
+            notes: more for the metadata, in JSON.
         """
-        return export(self, path, samples, inputs=inputs, notes=notes)
+        return export(self, path, samples, inputs=inputs, preprocessing=preprocessing, notes=notes)
 
     @classmethod
     def load(cls, path: str | Path, network: nn.Module, score: Score | None = None) -> Self:

@@ -2,27 +2,41 @@
 
 from __future__ import annotations
 
-import contextlib
+import copy
 import datetime
+import io
+import itertools
 import json
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from . import __version__
+from .data import ImageTransform, Inputs
+from .data.images import as_image, eval_pixels
+from .data.memory import finish, scale_and_shift
 from .errors import InputError, need
-from .exported import FORMAT, INPUT, METADATA, OUTPUTS, ExportedDetector
+from .exported import FORMAT, INPUT, METADATA, OUTPUTS, ExportedDetection
 from .files import written
-from .scores import name_of
+from .onnx_graph import onnx_graph, preprocessing_graph, trace, with_preprocessing
+from .scores import Consensus, TwoViews, name_of
 
 if TYPE_CHECKING:
-    from .data import Inputs
+    from .detector import Detector
 
 TOLERANCE = 1e-4  # of logits and scores, relative to 1 + |their value|
+ALIKE = 0.25  # levels of 256 that the preprocessing may differ by on average
+_LARGEST = 2**31 - 1  # bytes of a message of ONNX
+_CHECKED = 64  # samples
+_TIES = 0.02  # share of samples whose two largest logits may be alike
+_OF_P_VALUES = (Consensus, TwoViews)
+
+Run = Callable[[np.ndarray], Sequence[Any]]
 
 
 class Decision(nn.Module):
@@ -35,94 +49,191 @@ class Decision(nn.Module):
     sizes: Tensor  # (groups,), 1 + the number of calibration scores of each
     thresholds: Tensor  # (groups,)
 
-    def __init__(self, model: nn.Module, score: nn.Module, by_class: bool, groups: list[Tensor], thresholds: Tensor):
+    def __init__(self, detector: Detector) -> None:
         super().__init__()
-        self.model, self.score, self.by_class = model, score, by_class
-        for name, value in calibration_table(groups, thresholds).items():
+        self.model, self.score, self.by_class = detector.model, detector.score, detector.by_class
+        bounds = itertools.pairwise(detector.group_starts.tolist())
+        groups = [detector.calibration_scores[low:high] for low, high in bounds]
+        for name, value in calibration_table(groups, detector.score_thresholds).items():
             self.register_buffer(name, value)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         """Return the five outputs of a batch."""
-        model: Any = self.model
-        (features, logits, predictions), head = model.run(x)
+        (features, logits, predictions), head = self.model.run(x)
         scores = self.score(features.float(), logits.float(), head)
+        table, sizes, thresholds = self.calibration, self.sizes, self.thresholds
         if self.by_class:
-            table, size, threshold = (
-                self.calibration[predictions],
-                self.sizes[predictions],
-                self.thresholds[predictions],
-            )
-        else:
-            table, size, threshold = self.calibration, self.sizes, self.thresholds
-        # As `p_values` counts; infinity, with which a row is filled up, counts at infinite scores only.
+            table, sizes, thresholds = (t.index_select(0, predictions) for t in (table, sizes, thresholds))
+        # As `conformal.p_values` counts; the infinity that fills a row up counts at infinite scores only.
         count = (table <= scores[:, None]).sum(1).to(torch.float64)  # (B,)
-        p = torch.minimum(1 + count, size) / size
-        return predictions, logits.float(), scores, torch.where(scores.isnan(), 0.0, p), ~(scores >= threshold)
+        p = torch.where(scores.isnan(), 0.0, torch.minimum(1 + count, sizes) / sizes)
+        return predictions, logits.float(), scores, p, ~(scores >= thresholds)  # flagged also where the score is NaN
 
 
-def calibration_table(groups: list[Tensor], thresholds: Tensor) -> dict[str, Tensor]:
+def calibration_table(groups: Sequence[Tensor], thresholds: Tensor) -> dict[str, Tensor]:
     """Return the buffers of a `Decision`, from the sorted calibration scores of each group."""
-    table = torch.full((len(groups), max(map(len, groups))), torch.inf)
+    table = thresholds.new_full((len(groups), max(map(len, groups))), torch.inf)
     for row, group in zip(table, groups, strict=True):
         row[: len(group)] = group
     sizes = torch.tensor([1.0 + len(group) for group in groups], dtype=torch.float64)
-    return {"calibration": table, "sizes": sizes, "thresholds": thresholds}
+    return {"calibration": table, "sizes": sizes, "thresholds": thresholds.clone()}
 
 
 def export(
-    detector: Any,
+    detector: Detector,
     path: str | Path,
-    samples: Tensor,
+    samples: Tensor | Sequence[np.ndarray],
     *,
     inputs: Inputs | None = None,
+    preprocessing: bool = False,
     notes: Mapping[str, Any] | None = None,
 ) -> Path:
-    """Write a calibrated detector as an ONNX file, and check it on samples; see `Detector.export`."""
+    """Write a calibrated detector into a file, and check it on samples; see `Detector.export`."""
     path = Path(path).expanduser()
-    decision = _decision(detector)
-    samples = samples.to(detector.model.device)
-    with _quiet():
-        model = _onnx(decision, torch.zeros_like(samples[:1]).expand(2, *samples.shape[1:]))
-    about = _about(detector, samples, inputs) | dict(notes or {})
-    entry = model.metadata_props.add()
-    entry.key, entry.value = METADATA, json.dumps(about)
+    if path.suffix not in (".onnx", ".pt2"):
+        raise InputError(f"{path}: must end in .onnx, or in .pt2 for a program of torch.export")
+    detector = _exportable(detector)
+    transform = _image_transform(inputs, path) if preprocessing else None
+    x = samples if transform is None else prepared(samples, transform)
+    if not isinstance(x, Tensor) or x.dtype != torch.float32 or not len(x):
+        raise InputError("the samples must be a batch of prepared inputs, a tensor of float32; give at least one")
+    x = x[:_CHECKED].cpu()
+    decision = Decision(detector).eval()
+    about = _about(detector, x, inputs, transform) | dict(notes or {})
+    if path.suffix == ".pt2":
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own about its internals
+            program = trace(decision, tuple(x.shape[1:]))
+            about["check"] = difference(_program(program), detector, x)
+            buffer = io.BytesIO()
+            torch.export.save(program, buffer, extra_files={f"{METADATA}.json": json.dumps(about)})
+        content = buffer.getvalue()
+    else:
+        model = onnx_graph(decision, tuple(x.shape[1:]), INPUT, OUTPUTS)
+        about["check"] = difference(_session(serialised(model)), detector, x)
+        if transform is not None:
+            about["preprocessing_check"] = preprocessing_difference(samples, x, transform)
+            model = with_preprocessing(model, transform)
+        write_metadata(model, about)
+        content = serialised(model)
     with written(path) as file:
-        file.write(model.SerializeToString())
+        file.write(content)
     return path
 
 
-def _decision(detector: Any) -> Decision:
+def _exportable(detector: Detector) -> Detector:
+    """Return the detector on the CPU; an error where a file cannot do what it does."""
+    score = name_of(detector.score)
     if detector.alpha is None:
-        raise InputError("the detector has no threshold yet; call calibrate with ID samples, then export it")
+        raise InputError("the detector has no threshold yet; calibrate it with ID samples, then export it")
     if detector.score.needs_inputs:
+        raise InputError(f"{score} needs gradients of its inputs, which no file computes; calibrate another score")
+    dtypes = {parameter.dtype for parameter in detector.model.parameters()} - {torch.float32}
+    if dtypes:
         raise InputError(
-            f"{name_of(detector.score)} needs gradients of the input, which a file cannot compute; "
-            "calibrate another score, such as energy"
+            f"the network computes in {str(dtypes.pop()).removeprefix('torch.')}; call network.float(), calibrate it "
+            "again, and export that"
         )
-    starts = detector.group_starts.tolist()
-    groups = [detector.calibration_scores[low:high] for low, high in zip(starts, starts[1:], strict=False)]
-    return Decision(detector.model, detector.score, detector.by_class, groups, detector.score_thresholds).eval()
+    return detector if detector.model.device.type == "cpu" else copy.deepcopy(detector).cpu()
 
 
-def _onnx(decision: Decision, example: Tensor) -> Any:
-    """Return the graph as a protobuf message of ONNX."""
-    need("onnxscript", "onnxscript", "onnx")
-    batch = torch.export.Dim("batch")
-    program = torch.onnx.export(
-        decision,
-        (example,),
-        input_names=[INPUT],
-        output_names=list(OUTPUTS),
-        dynamic_shapes=({0: batch},),
-        dynamo=True,
-        verbose=False,
-    )
-    assert program is not None
-    return program.model_proto
+def _image_transform(inputs: Inputs | None, path: Path) -> ImageTransform:
+    if inputs is None or not isinstance(inputs.transform, ImageTransform):
+        raise InputError("only images can be prepared inside of a file; export without the preprocessing")
+    if path.suffix != ".onnx":
+        raise InputError(f"{path}: the preprocessing goes into ONNX files only; name a file that ends in .onnx")
+    return inputs.transform
 
 
-def _about(detector: Any, samples: Tensor, inputs: Inputs | None) -> dict[str, Any]:
-    """Return what a file says about its detector."""
+def prepared(images: Tensor | Sequence[np.ndarray], transform: ImageTransform) -> Tensor:
+    """Return images, bytes (H, W, C) of any size each, as the network gets them."""
+    if not all(isinstance(image, np.ndarray | Tensor) and image.ndim == 3 for image in images) or not len(images):
+        raise InputError("with the preprocessing inside, the samples must be images, bytes (H, W, C); give some")
+    pixels = [eval_pixels(as_image(np.asarray(image), "a sample"), transform) for image in images[:_CHECKED]]
+    return finish(torch.from_numpy(np.stack(pixels)).permute(0, 3, 1, 2).contiguous(), transform)
+
+
+def preprocessing_difference(images: Any, x: Tensor, transform: ImageTransform) -> dict[str, float]:
+    """Return by how many levels of 256 images differ that are prepared by a file, and by Pillow: mean and largest."""
+    run = _session(serialised(preprocessing_graph(transform, INPUT, "prepared")))
+    scale, _ = scale_and_shift(transform.mean, transform.std, torch.device("cpu"))
+    theirs = np.concatenate([run(np.asarray(image)[None])[0] for image in images[:_CHECKED]])
+    apart = ((torch.from_numpy(theirs) - x).abs() / scale).double()
+    if apart.mean() > ALIKE:
+        raise InputError(
+            f"onnxruntime prepares images otherwise than Pillow, by {apart.mean():.2g} of 256 levels on average; "
+            "export without the preprocessing"
+        )
+    return {"mean": apart.mean().item(), "largest": apart.max().item()}
+
+
+def difference(run: Run, detector: Detector, x: Tensor) -> float:
+    """Return the largest difference of logits and scores between a file and a detector; an error if it is too large.
+
+    It is relative to 1 + their value. A score that is made of p-values is as fine as the gaps between the ID samples
+    that it compares with; its own p-value may differ by one calibration sample instead. Of its scores a file must make
+    the p-values and verdicts that the detector makes of them, to the bit.
+    """
+    expected, size = detector.detect(x), int(detector.group_starts.diff().min())
+    with torch.no_grad():
+        logits = detector.model.outputs(x).logits
+    got, alone = (ExportedDetection(*map(np.asarray, run(batch.numpy()))) for batch in (x, x[:1]))  # any batch size
+    predictions, scores = torch.from_numpy(got.predictions), torch.from_numpy(got.scores)
+    decided = detector.decide(predictions, scores)
+    same = torch.equal(torch.from_numpy(got.is_ood), decided.is_ood)
+    same &= torch.equal(torch.from_numpy(got.p_values), decided.p_values)
+    of_logits = max(_apart(got.logits, logits), _apart(alone.logits, logits[:1]))
+    of_scores = max(_apart(scores, expected.scores), _apart(alone.scores, expected.scores[:1]))
+    of_p = (decided.p_values - expected.p_values).abs().max().item()
+    close = of_scores <= TOLERANCE or (isinstance(detector.score, _OF_P_VALUES) and of_p * (size + 1) < 1.5)
+    other = (predictions != expected.predictions).double().mean().item()  # classes may tie
+    if of_logits > TOLERANCE or not close or not same or other > _TIES:
+        raise InputError(
+            f"the exported {name_of(detector.score)} decides otherwise than the detector: logits differ by up to "
+            f"{of_logits:.2g}, scores by {of_scores:.2g}, {other:.0%} of the classes; choose another score"
+        )
+    return max(of_logits, of_scores)
+
+
+def _apart(ours: Any, theirs: Any) -> float:
+    a, b = (torch.as_tensor(t).double() for t in (ours, theirs))
+    apart = (a - b).abs() / (1 + b.abs())
+    return torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, apart).nan_to_num(torch.inf).max().item()
+
+
+def _program(program: torch.export.ExportedProgram) -> Run:
+    module = program.module()
+
+    def run(x: np.ndarray) -> Sequence[Any]:
+        with torch.no_grad():
+            return [output.numpy() for output in module(torch.from_numpy(x))]
+
+    return run
+
+
+def _session(content: bytes) -> Run:
+    runtime = need("onnxruntime", "onnxruntime", "onnx")
+    session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
+    return lambda x: session.run(None, {INPUT: x})  # type: ignore[no-any-return]
+
+
+def serialised(model: Any) -> bytes:
+    """Return the bytes of an ONNX model, which must fit into one file."""
+    if model.ByteSize() > _LARGEST:
+        raise InputError("the detector is larger than 2 GB, which an ONNX file cannot hold; export it as .pt2")
+    content: bytes = model.SerializeToString()
+    return content
+
+
+def write_metadata(model: Any, about: Mapping[str, Any]) -> None:
+    """Put what there is to know about a detector into an ONNX model."""
+    kept = [entry for entry in model.metadata_props if entry.key != METADATA]
+    del model.metadata_props[:]
+    model.metadata_props.extend(kept)
+    model.metadata_props.add(key=METADATA, value=json.dumps(about))
+
+
+def _about(detector: Detector, x: Tensor, inputs: Inputs | None, transform: ImageTransform | None) -> dict[str, Any]:
     thresholds = detector.score_thresholds.tolist()
     return {
         "format": FORMAT,
@@ -137,15 +248,7 @@ def _about(detector: Any, samples: Tensor, inputs: Inputs | None) -> dict[str, A
         "threshold": thresholds if detector.by_class else thresholds[0],
         "calibration_samples": len(detector.calibration_scores),
         "class_names": None if inputs is None else list(inputs.class_names),
-        "inputs": {"shape": list(samples.shape[1:]), "transform": None} if inputs is None else inputs.as_json(),
-        "preprocessing": "outside",
+        "inputs": {"shape": list(x.shape[1:]), "transform": None} if inputs is None else inputs.as_json(),
+        "preprocessing": "outside" if transform is None else "inside",
         "run": None,
-        "check": None,
     }
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield

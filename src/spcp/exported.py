@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from .errors import InputError, need
+from .errors import InputError, need, reason
 
 FORMAT = 1
 METADATA = "spcp"  # the name of the entry among the metadata of a file
@@ -34,8 +34,8 @@ _ABOUT: Mapping[str, Any] = {  # what the metadata hold, and of which type it is
     "class_names": list | None,
 }
 
-# Fields of the messages of ONNX that may hold tensors, by the message that is inside; and those of a tensor that say that
-# its data lie in another file.
+# Fields of the messages of ONNX that may hold tensors, by the message that is inside; and those of a tensor that say
+# that its data lie in another file.
 _INSIDE: Mapping[str, Mapping[int, str]] = {
     "model": {7: "graph", 20: "training", 25: "function"},
     "graph": {1: "node", 5: "tensor", 15: "sparse"},
@@ -88,8 +88,8 @@ class ExportedDetector:
         try:
             data = path.read_bytes()
         except OSError as error:
-            reason = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
-            raise InputError(f"{path}: {reason}; name a file that spcp export wrote") from error
+            what = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
+            raise InputError(f"{path}: {what}; name a file that spcp export wrote") from error
         metadata = read_metadata(data, path)
         options = runtime.SessionOptions()
         options.log_severity_level = 4  # errors come as exceptions
@@ -98,7 +98,7 @@ class ExportedDetector:
         try:
             session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a dozen kinds
-            raise InputError(f"{path}: onnxruntime cannot load it ({_first_line(error)}); {_CURE}") from error
+            raise InputError(f"{path}: onnxruntime cannot load it ({reason(error)}); {_CURE}") from error
         names = [entry.name for entry in session.get_inputs()], [entry.name for entry in session.get_outputs()]
         if names != ([INPUT], list(OUTPUTS)):
             raise InputError(f"{path}: its outputs are not those of a detector ({', '.join(names[1])}); {_CURE}")
@@ -114,12 +114,12 @@ class ExportedDetector:
     @property
     def class_names(self) -> list[str] | None:
         """The names of the classes, where they are known."""
-        return self.metadata["class_names"]  # type: ignore[no-any-return]
+        return self.metadata["class_names"]
 
     @property
     def inputs(self) -> Mapping[str, Any]:
         """What the network takes, as `Inputs.as_json` describes it: the shape of a sample and its transform."""
-        return self.metadata["inputs"]  # type: ignore[no-any-return]
+        return self.metadata["inputs"]
 
     @property
     def takes_pixels(self) -> bool:
@@ -156,7 +156,7 @@ def read_metadata(data: bytes, path: Path) -> dict[str, Any]:
         about = json.loads(text)
         wrong = [key for key, kind in _ABOUT.items() if not _is(about.get(key), kind)]
     except (ValueError, AttributeError, RecursionError) as error:
-        raise InputError(f"{path}: its metadata cannot be read ({_first_line(error)}); {_CURE}") from error
+        raise InputError(f"{path}: its metadata cannot be read ({reason(error)}); {_CURE}") from error
     if not wrong and about["format"] != FORMAT:
         raise InputError(f"{path}: is of format {about['format']}, and this version reads {FORMAT}; update spcp")
     names = about.get("class_names")
@@ -166,15 +166,11 @@ def read_metadata(data: bytes, path: Path) -> dict[str, Any]:
         wrong = ["alpha"]
     if wrong:
         raise InputError(f"{path}: {wrong[0]} = {about.get(wrong[0])!r:.60} in its metadata is not valid; {_CURE}")
-    return about  # type: ignore[no-any-return]
+    return about
 
 
 def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0][:200]
 
 
 def _metadata(model: memoryview) -> str | None:
