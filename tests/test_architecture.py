@@ -17,19 +17,8 @@ SOURCE = ROOT / "src" / "spcp"
 ROOMS = (
     *("errors", "files", "tables", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
-    *(
-        "fingerprint",
-        "model",
-        "moments",
-        "bank",
-        "conformal",
-        "scores",
-        "metrics",
-        "exported",
-        "export",
-        "detector",
-        "choice",
-    ),
+    *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
+    *("exported", "onnx_graph", "export", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "detection", "tuning"),
     *("comparison", "report", "experiments", "demo", "cli"),
 )

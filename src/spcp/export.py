@@ -10,7 +10,7 @@ import json
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,9 +26,6 @@ from .files import written
 from .onnx_graph import onnx_graph, preprocessing_graph, trace, with_preprocessing
 from .scores import Consensus, TwoViews, name_of
 
-if TYPE_CHECKING:
-    from .detector import Detector
-
 TOLERANCE = 1e-4  # of logits and scores, relative to 1 + |their value|
 ALIKE = 0.25  # levels of 256 that the preprocessing may differ by on average
 _LARGEST = 2**31 - 1  # bytes of a message of ONNX
@@ -37,6 +34,7 @@ _TIES = 0.02  # share of samples whose two largest logits may be alike
 _OF_P_VALUES = (Consensus, TwoViews)
 
 Run = Callable[[np.ndarray], Sequence[Any]]
+Detector = Any  # that of detector.py, which imports this file
 
 
 class Decision(nn.Module):
@@ -214,7 +212,7 @@ def _program(program: torch.export.ExportedProgram) -> Run:
 def _session(content: bytes) -> Run:
     runtime = need("onnxruntime", "onnxruntime", "onnx")
     session = runtime.InferenceSession(content, providers=["CPUExecutionProvider"])
-    return lambda x: session.run(None, {INPUT: x})  # type: ignore[no-any-return]
+    return lambda x: session.run(None, {INPUT: x})
 
 
 def serialised(model: Any) -> bytes:
