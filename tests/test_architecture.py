@@ -18,8 +18,8 @@ ROOMS = (
     *("errors", "files", "tables", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
-    *("exported", "onnx_graph", "export", "detector", "choice"),
-    *("config", "runs", "training", "evaluation", "calibration", "detection", "tuning"),
+    *("exported", "onnx_graph", "export", "int8", "detector", "choice"),
+    *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
     *("comparison", "report", "experiments", "demo", "cli"),
 )
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .bank import FeatureBank, batches_of, extract, inputs_at_once
-from .conformal import p_values, split, threshold_rank
+from .conformal import calibrated, p_values, split
 from .contributions import Explanation, SPCPLinear, Truncation, apply_spcp, explanations_of, find_classifier
 from .data import Inputs
 from .errors import InputError, check_numbers
@@ -204,23 +204,12 @@ class Detector(nn.Module):
             self.score.fit_held_out(bank.take(reference), self.model.head)
             data = bank.take(rest)
         predictions, scores = self.scores(data)
-        if scores.isnan().any():
-            raise InputError(
-                f"{int(scores.isnan().sum())} of {len(scores)} calibration scores are not a number; check the inputs"
-            )
-        groups = [scores[predictions == k] for k in range(self.model.num_classes)] if by_class else [scores]
-        groups = [group.sort().values for group in groups]
-        thresholds = []
-        for k, group in enumerate(groups):
-            try:
-                thresholds.append(group[threshold_rank(len(group), alpha, delta) - 1])
-            except InputError as error:
-                raise InputError(f"class {k}: {error}" if by_class else str(error)) from None
+        groups, thresholds = calibrated(scores, predictions if by_class else None, self.model.num_classes, alpha, delta)
         self.alpha, self.delta, self.by_class = alpha, delta, by_class
         device = self.model.device
         self.calibration_scores = torch.cat(groups).to(device)
         self.group_starts = torch.tensor([0, *map(len, groups)], device=device).cumsum(0)
-        self.score_thresholds = torch.stack(thresholds).to(device)
+        self.score_thresholds = thresholds.to(device)
         return self
 
     def decide(self, predictions: Tensor, scores: Tensor) -> Detection:

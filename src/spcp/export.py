@@ -27,6 +27,7 @@ from .onnx_graph import onnx_graph, preprocessing_graph, trace, with_preprocessi
 from .scores import Consensus, TwoViews, name_of
 
 TOLERANCE = 1e-4  # of logits and scores, relative to 1 + |their value|
+FEATURES = "features"  # the name of their tensor in a file
 ALIKE = 0.25  # levels of 256 that the preprocessing may differ by on average
 _LARGEST = 2**31 - 1  # bytes of a message of ONNX
 _CHECKED = 64  # samples
@@ -47,8 +48,9 @@ class Decision(nn.Module):
     sizes: Tensor  # (groups,), 1 + the number of calibration scores of each
     thresholds: Tensor  # (groups,)
 
-    def __init__(self, detector: Detector) -> None:
+    def __init__(self, detector: Detector, *, names_features: bool = False) -> None:
         super().__init__()
+        self.names_features = names_features
         self.model, self.score, self.by_class = detector.model, detector.score, detector.by_class
         bounds = itertools.pairwise(detector.group_starts.tolist())
         groups = [detector.calibration_scores[low:high] for low, high in bounds]
@@ -65,7 +67,9 @@ class Decision(nn.Module):
         # As `conformal.p_values` counts; the infinity that fills a row up counts at infinite scores only.
         count = (table <= scores[:, None]).sum(1).to(torch.float64)  # (B,)
         p = torch.where(scores.isnan(), 0.0, torch.minimum(1 + count, sizes) / sizes)
-        return predictions, logits.float(), scores, p, ~(scores >= thresholds)  # flagged also where the score is NaN
+        is_ood = ~(scores >= thresholds)  # flagged also where the score is NaN
+        outputs = predictions, logits.float(), scores, p, is_ood
+        return (*outputs, features) if self.names_features else outputs
 
 
 def calibration_table(groups: Sequence[Tensor], thresholds: Tensor) -> dict[str, Tensor]:
@@ -96,18 +100,19 @@ def export(
     if not isinstance(x, Tensor) or x.dtype != torch.float32 or not len(x):
         raise InputError("the samples must be a batch of prepared inputs, a tensor of float32; give at least one")
     x = x[:_CHECKED].cpu()
-    decision = Decision(detector).eval()
     about = _about(detector, x, inputs, transform) | dict(notes or {})
     if path.suffix == ".pt2":
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's own about its internals
-            program = trace(decision, tuple(x.shape[1:]))
+            program = trace(Decision(detector).eval(), tuple(x.shape[1:]))
             about["check"] = difference(_program(program), detector, x)
             buffer = io.BytesIO()
             torch.export.save(program, buffer, extra_files={f"{METADATA}.json": json.dumps(about)})
         content = buffer.getvalue()
     else:
-        model = onnx_graph(decision, tuple(x.shape[1:]), INPUT, OUTPUTS)
+        decision = Decision(detector, names_features=True).eval()
+        model = onnx_graph(decision, tuple(x.shape[1:]), INPUT, (*OUTPUTS, FEATURES))
+        del model.graph.output[len(OUTPUTS) :]  # the name stays: `int8` is told by it what the network is
         about["check"] = difference(_session(serialised(model)), detector, x)
         if transform is not None:
             about["preprocessing_check"] = preprocessing_difference(samples, x, transform)

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ..bank import SHARD, FeatureBank
-from ..contributions import EXPORT_PARTS
 from ..errors import InputError
 
 Role = Literal["train", "val"]
@@ -139,15 +138,6 @@ def chunks(h: Tensor, width: int, budget: int = 1 << 24) -> tuple[Tensor, ...]:
     if torch.compiler.is_compiling():
         return (h,)
     return h.split(max(1, min(SHARD, budget // max(1, width)))) if len(h) else (h,)
-
-
-def class_parts(W: Tensor) -> tuple[slice, ...]:
-    """Return slices of the classes whose contributions are looked at together: all, or a few at a time for export.
-
-    An exported graph takes the whole batch, whose size may be a symbol; so it goes through the classes in parts.
-    """
-    step = -(-len(W) // EXPORT_PARTS) if torch.compiler.is_compiling() else len(W)
-    return tuple(slice(k, k + step) for k in range(0, len(W), step))
 
 
 def unit(h: Tensor) -> Tensor:

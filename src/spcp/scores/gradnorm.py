@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..contributions import effective_threshold
-from .base import Score, chunks, class_parts, entering
+from ..contributions import class_parts, effective_threshold
+from .base import Score, chunks, entering
 
 
 def gradnorm(h: Tensor, z: Tensor, W: Tensor | None = None, threshold: Tensor | None = None) -> Tensor:

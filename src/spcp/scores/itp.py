@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..bank import FeatureBank
-from ..contributions import effective_threshold
-from .base import Score, chunks, class_parts, energy, entering
+from ..contributions import class_parts, effective_threshold
+from .base import Score, chunks, energy, entering
 
 
 class ITP(Score):
