@@ -54,8 +54,8 @@ AIM = 0.05  # the share that may survive
 # Survivors that change nothing that can be seen, or nothing that a test on this machine can see.
 REASONS: dict[str, str] = {
     "clip, _clip: torch.is_grad_enabled() and (h.requires_grad or W.requires_grad or (b is not None and b.re -> torch.is_grad_enabled() or (h.requires_grad or W.requires_grad or (b is not None and b.req": "the same logits, by way of autograd",
-    "clip, _clip_in_aten: -W.shape[0] // _EXPORT_PARTS -> -W.shape[0] * _EXPORT_PARTS": "the same logits, in one part",
-    "clip, _clip_in_aten: 0 -> 1": "the same logits, in other parts",
+    "clip, class_parts: -W.shape[0] // _EXPORT_PARTS -> -W.shape[0] * _EXPORT_PARTS": "the same logits, in one part",
+    "clip, class_parts: 0 -> 1": "the same logits, in other parts",
     "clip, _clip_in_aten: c > threshold -> c >= threshold": "at a tie both are the threshold",
     "quantile, mean_support: mean + 0 * (h.sum(1) + W.sum()) -> mean - 0 * (h.sum(1) + W.sum())": "0 has no sign that counts, and NaN has none",
     "quantile, mean_support: h.sum(1) + W.sum() -> h.sum(1) - W.sum()": "NaN where either is not finite, and 0 where both are",
