@@ -126,6 +126,11 @@ class ExportedDetector:
         """Whether images go in as bytes (B, H, W, C), because the preprocessing is inside; else prepared floats."""
         return self._kind is np.uint8
 
+    @property
+    def sample_shape(self) -> tuple[int | None, ...]:
+        """The shape of one sample; None where any size will do."""
+        return tuple(self._shape)
+
     def detect(self, samples: np.ndarray) -> ExportedDetection:
         """Decide about a batch: floats as the network takes them, or bytes if `takes_pixels`."""
         samples = np.asarray(samples)
