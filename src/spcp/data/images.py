@@ -114,10 +114,12 @@ def open_image(
         raise DataError(f"{name}: {error}") from error
     except TooManyPixelsError:
         raise
-    except image_module.DecompressionBombError as error:  # Pillow's own limit, which it says
-        raise TooManyPixelsError(f"{name}: {str(error).rstrip('.')}; make it smaller") from error
+    except image_module.DecompressionBombError as error:  # Pillow's own limit, twice what it warns of
+        limit = min(max_pixels, 2 * image_module.MAX_IMAGE_PIXELS)
+        raise TooManyPixelsError(f"{name}: has more than {limit} pixels; make it smaller") from error
     except Exception as error:  # a damaged file can raise anything
-        raise DataError(f"{name}: not a readable image ({error}); repair or remove it") from error
+        reason = str(error).partition(" <_io.")[0]  # an open file has no name worth telling
+        raise DataError(f"{name}: not a readable image ({reason}); repair or remove it") from error
     finally:
         setattr(file_module, _LENIENT, lenient)
 

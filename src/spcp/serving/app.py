@@ -192,6 +192,7 @@ class Service:
         PIL.Image.init()  # else the first file of an unusual kind waits for that
         PIL.Image.MAX_IMAGE_PIXELS = self.settings.max_pixels  # also of an image that is resized
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
+        logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a form, its sender is told
         self.log = open(self.settings.log, "ab", buffering=0) if self.settings.log else None  # noqa: SIM115
         self.batcher = Batcher(
             self.detector.detect,
