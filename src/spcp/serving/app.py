@@ -12,14 +12,14 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Annotated, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import PIL.Image
-from fastapi import FastAPI, Query, Request, Response
-from fastapi.exceptions import RequestValidationError
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import BaseModel, Field
 from starlette.datastructures import UploadFile
@@ -28,18 +28,23 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect
 
 from .. import __version__
+from ..data.images import TooManyPixelsError
+from ..errors import InputError
 from ..exported import ExportedDetection, ExportedDetector
-from .batching import Batcher, Read
+from .batching import Batcher
 from .metrics import Metrics
 from .samples import RequestError, Samples
 from .settings import Settings
 
 T = TypeVar("T")
+Read = Callable[[bytes, int], np.ndarray]  # samples of a file or an array, if it has no more pixels than that
 
 _log = logging.getLogger("spcp")
 _REQUESTS = 1024  # in progress
 _BODIES = 16  # times the largest body: the bytes of all requests in progress
 _FILES = 1000  # in a form
+_SMALL_BYTES, _SMALL_PIXELS = 1 << 16, 1 << 14  # up to there a thread would cost more than reading does
+_TOP = 10  # classes whose probabilities are listed
 
 
 class Result(BaseModel):
@@ -73,14 +78,24 @@ class Problem(BaseModel):
 
 _NUMBERS: dict[str, Any] = {"type": "array", "items": {}, "description": "a sample as the network takes it, or a list"}
 _BYTES = {"type": "string", "format": "binary"}
-_BODY = {
-    "required": True,
-    "content": {
-        "image/*": {"schema": _BYTES},
-        "multipart/form-data": {
-            "schema": {"type": "object", "properties": {"files": {"type": "array", "items": _BYTES}}}
+_REQUEST = {
+    "parameters": [
+        {
+            "name": "top",
+            "in": "query",
+            "description": "how many classes have a probability",
+            "schema": {"type": "integer", "minimum": 0, "default": _TOP},
+        }
+    ],
+    "requestBody": {
+        "required": True,
+        "content": {
+            "image/*": {"schema": _BYTES},
+            "multipart/form-data": {
+                "schema": {"type": "object", "properties": {"files": {"type": "array", "items": _BYTES}}}
+            },
+            "application/json": {"schema": _NUMBERS},
         },
-        "application/json": {"schema": _NUMBERS},
     },
 }
 _PROBLEMS: dict[int | str, dict[str, Any]] = {
@@ -111,16 +126,14 @@ def build_app(settings: Settings) -> FastAPI:
         lifespan=service.lifespan,
     )
 
-    @app.post("/detect", response_model=Answer, responses=_PROBLEMS, openapi_extra={"requestBody": _BODY})
-    async def detect(
-        request: Request, top: Annotated[int, Query(ge=0, description="how many classes have a probability")] = 10
-    ) -> Response:
+    @app.post("/detect", response_model=Answer, responses=_PROBLEMS, openapi_extra=_REQUEST)
+    async def detect(request: Request) -> Response:
         """Classify samples, and tell whether they are OOD.
 
         The body is an image file, a form with files, or JSON: an array, prepared as the network takes it, or a list of
         arrays. Of several files in a form, those that cannot be read have a problem, and the others a result.
         """
-        return await service.respond(request, top)
+        return await service.respond(request)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -140,11 +153,6 @@ def build_app(settings: Settings) -> FastAPI:
     async def refuse(request: Request, error: HTTPException) -> Response:
         text = f"{request.method} {request.url.path}: {error.detail}; GET /docs lists what there is"
         return JSONResponse({"error": text}, error.status_code, error.headers)
-
-    @app.exception_handler(RequestValidationError)
-    async def refuse_parameters(request: Request, error: RequestValidationError) -> Response:
-        first = error.errors()[0]
-        return JSONResponse({"error": f"{first['loc'][-1]}: {first['msg']}; correct it"}, 422)
 
     return app
 
@@ -173,8 +181,8 @@ class Service:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.detector = ExportedDetector.open(settings.file, threads=settings.threads)
-        self.samples = Samples(self.detector, settings.max_pixels)
+        self.detector = ExportedDetector.open(settings.file, threads=settings.threads, spinning=False)
+        self.samples = Samples(self.detector)
         self.metrics = Metrics()
         names = self.detector.class_names or []
         twice = {name for name, count in Counter(names).items() if count > 1}  # ImageNet has two cranes
@@ -194,17 +202,18 @@ class Service:
         warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a form, its sender is told
         self.log = open(self.settings.log, "ab", buffering=0) if self.settings.log else None  # noqa: SIM115
+        self.readers = ThreadPoolExecutor(self.settings.threads + 1, "spcp-read")
         self.batcher = Batcher(
             self.detector.detect,
             batch_size=self.settings.batch_size,
             max_wait=self.settings.max_wait_ms / 1000,
-            threads=self.settings.threads + 1,
             observe=self.metrics.batch,
         )
         shape = [size or 32 for size in self.samples.shape]
         for size in (self.settings.batch_size, 1):  # memory is taken now
             self.detector.detect(np.zeros((size, *shape), np.uint8 if self.samples.pixels else np.float32))
         yield
+        self.readers.shutdown()
         self.batcher.close()
         if self.log:
             self.log.close()
@@ -229,16 +238,16 @@ class Service:
         facts = {key: about.get(key) for key in ("score", "alpha", "date", "run", "calibration_samples")}
         return {"status": "ok", "detector": {"name": self.settings.name, **facts}, "spcp": __version__}
 
-    async def respond(self, request: Request, top: int) -> Response:
+    async def respond(self, request: Request) -> Response:
         """Answer a request, with an answer or with what is wrong."""
         start = time.perf_counter()
         parts: list[bytes] = []  # of the body
         self.requests += 1
         self.metrics.in_progress(1)
         try:
-            content, status = await self._answer(request, parts, top), 200
-        except RequestError as error:
-            content, status = {"error": str(error)}, error.status
+            content, status = await self._answer(request, parts), 200
+        except InputError as error:
+            content, status = {"error": str(error)}, _status(error)
         except Exception:
             _log.exception("a request could not be answered")
             content, status = {"error": "the server failed; its log says why"}, 500
@@ -250,30 +259,45 @@ class Service:
         headers = {"Retry-After": "1"} if status == 503 else None
         return Response(json.dumps(content), status, headers, "application/json")
 
-    async def _answer(self, request: Request, parts: list[bytes], top: int) -> dict[str, Any]:
+    async def _answer(self, request: Request, parts: list[bytes]) -> dict[str, Any]:
         seconds = self.settings.timeout
         deadline = asyncio.get_running_loop().time() + seconds
+        top = _top(request)
         late = RequestError(408, f"the body did not arrive within {seconds:g} s; send it faster")
         await _by(deadline, self._receive(request, parts), late)
-        reads = await self._reads(request, b"".join(parts))
+        found = await self._files(request, b"".join(parts))
         late = RequestError(504, f"there was no decision within {seconds:g} s; send less at once, or try later")
-        results = asyncio.gather(*(self.batcher.submit(read) for _, read in reads), return_exceptions=True)
+        results = await _by(deadline, self._decide_all(found), late)
         rows: list[dict[str, Any]] = []
-        problems: list[RequestError] = []
-        for (file, _), result in zip(reads, await _by(deadline, results, late), strict=True):
+        for (file, _, _), result in zip(found, results, strict=True):
             if isinstance(result, ExportedDetection):
                 rows += self._rows(result, file, top)
-            elif isinstance(result, RequestError):
-                problems.append(result)
+            elif isinstance(result, InputError) and len(found) > 1:
                 rows.append({"file": file, "problem": str(result)})
             else:
                 raise result
-        if len(problems) == len(reads):
-            raise problems[0]
+        if all("problem" in row for row in rows):
+            raise next(result for result in results if isinstance(result, InputError))
         if self.log:
             now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
             self.log.write(b"".join(json.dumps({"time": now, **row}).encode() + b"\n" for row in rows))
         return {"results": rows, **self.common}
+
+    async def _decide_all(self, found: list[tuple[str | None, bytes, Read]]) -> list[ExportedDetection | BaseException]:
+        if len(found) == 1:
+            return [await self._decide(*found[0][1:])]
+        return await asyncio.gather(*(self._decide(data, read) for _, data, read in found), return_exceptions=True)
+
+    async def _decide(self, data: bytes, read: Read) -> ExportedDetection:
+        """Read samples, small ones at once and others in a thread, and decide about them."""
+        samples = None
+        if len(data) <= _SMALL_BYTES:
+            with contextlib.suppress(TooManyPixelsError):
+                samples = read(data, _SMALL_PIXELS)
+        if samples is None:
+            loop = asyncio.get_running_loop()
+            samples = await loop.run_in_executor(self.readers, read, data, self.settings.max_pixels)
+        return await self.batcher.submit(samples)
 
     async def _receive(self, request: Request, parts: list[bytes]) -> None:
         """Receive the body, as long as it and those of all requests are not too large."""
@@ -296,15 +320,15 @@ class Service:
         if max(size, received) > limit:
             raise RequestError(413, f"the body has more than {limit} bytes; send less at once, or a smaller image")
 
-    async def _reads(self, request: Request, body: bytes) -> list[tuple[str | None, Read]]:
-        """Return how to read the samples of a body, with the names of files if it is a form."""
+    async def _files(self, request: Request, body: bytes) -> list[tuple[str | None, bytes, Read]]:
+        """Return what a body holds, with the names of files if it is a form, and how to read it."""
         kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
         if not body:
             raise RequestError(400, "the body is empty; send an image, a form with files, or arrays as JSON")
         if kind == "application/json":
-            return [(None, functools.partial(self.samples.of_json, body))]
+            return [(None, body, self.samples.of_json)]
         if kind != "multipart/form-data":
-            return [(None, functools.partial(self.samples.of_image, body, "the image"))]
+            return [(None, body, self.samples.of_image)]
         try:
             form = await MultiPartParser(request.headers, _once(body), max_files=_FILES).parse()
         except (MultiPartException, KeyError) as error:
@@ -313,7 +337,7 @@ class Service:
         if not files:
             raise RequestError(400, "the form has no file; add one, such as with curl -F file=@photo.jpg")
         contents = [(file.filename or f"file {i}", await file.read()) for i, file in enumerate(files)]
-        return [(name, functools.partial(self.samples.of_image, data, name)) for name, data in contents]
+        return [(name, data, functools.partial(self.samples.of_image, name=name)) for name, data in contents]
 
     def _rows(self, detection: ExportedDetection, file: str | None, top: int) -> list[dict[str, Any]]:
         """Return a row for each sample, as `spcp detect` has it, with the probabilities of the likeliest classes."""
@@ -331,6 +355,19 @@ class Service:
 
     def _name(self, k: int) -> str:
         return self.class_names[k] if self.class_names else str(k)
+
+
+def _status(error: InputError) -> int:
+    if isinstance(error, RequestError):
+        return error.status
+    return 413 if isinstance(error, TooManyPixelsError) else 400
+
+
+def _top(request: Request) -> int:
+    text = request.query_params.get("top", str(_TOP))
+    if not text.isdecimal() or len(text) > 9:
+        raise RequestError(422, f"top = {text:.20} must be a whole number, at least 0")
+    return int(text)
 
 
 async def _by(deadline: float, task: Awaitable[T], late: RequestError) -> T:

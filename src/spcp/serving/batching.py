@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -15,27 +14,24 @@ import numpy as np
 from ..exported import ExportedDetection
 
 Detect = Callable[[np.ndarray], ExportedDetection]
-Read = Callable[[], np.ndarray]  # samples (n, ...) of a request; an exception is the request's
 
 
 class _Waiting(NamedTuple):
     samples: np.ndarray  # (n, ...)
-    future: asyncio.Future[ExportedDetection]
+    result: asyncio.Future[ExportedDetection]
     since: float
 
 
 class Batcher:
-    """Read and decide about the samples of requests, in threads.
+    """Decide about the samples of many requests at once, in a thread beside the event loop.
 
-    A thread that has read samples puts them into a queue. If nobody runs the detector, it does so itself, until the
-    queue is empty; else it is free for the next request. So a sample never waits while the detector is idle, a single
-    client has no thread to wait for, and many clients make full batches.
+    Samples wait in a queue while the detector is busy. When it is done, all of them that fit are the next batch. So
+    nothing waits while the detector is idle, and the more clients there are, the fuller are the batches.
 
     Args:
         detect: decides about a batch.
         batch_size: the samples of a batch, at most.
         max_wait: seconds that samples which came while the detector was busy wait for a fuller batch.
-        threads: how many read, and run the detector.
         observe: called with the size of each batch and the seconds it took.
     """
 
@@ -45,97 +41,87 @@ class Batcher:
         *,
         batch_size: int = 32,
         max_wait: float = 0.0,
-        threads: int = 2,
         observe: Callable[[int, float], None] = lambda size, seconds: None,
     ) -> None:
         self.detect, self.batch_size, self.max_wait, self.observe = detect, batch_size, max_wait, observe
-        self.waiting = 0  # samples in the queue
         self._queue: deque[_Waiting] = deque()
-        self._changed = threading.Condition()
+        self._waiting = 0  # samples in the queue
         self._busy = False
-        self._pool = ThreadPoolExecutor(threads, "spcp")
+        self._later: asyncio.TimerHandle | None = None
+        self._thread = ThreadPoolExecutor(1, "spcp-detect")
 
-    def submit(self, read: Read) -> asyncio.Future[ExportedDetection]:
-        """Read samples in a thread, and return the future of what is decided about them."""
-        future: asyncio.Future[ExportedDetection] = asyncio.get_running_loop().create_future()
-        self._pool.submit(self._read, read, future)
-        return future
+    def submit(self, samples: np.ndarray) -> asyncio.Future[ExportedDetection]:
+        """Return the future of what is decided about samples (n, ...)."""
+        loop = asyncio.get_running_loop()
+        result: asyncio.Future[ExportedDetection] = loop.create_future()
+        self._queue.append(_Waiting(samples, result, loop.time()))
+        self._waiting += len(samples)
+        if not self._busy:
+            self._busy = True
+            loop.call_soon(self._start)  # with all that arrived in this turn of the loop
+        elif self._later is not None and self._waiting >= self.batch_size:
+            self._later.cancel()
+            self._start()
+        return result
 
     def close(self) -> None:
-        """Wait until all that was submitted is decided."""
-        self._pool.shutdown()
+        """Wait until the last batch is decided."""
+        self._thread.shutdown()
 
-    def _read(self, read: Read, future: asyncio.Future[ExportedDetection]) -> None:
-        if future.cancelled():  # the client has gone, or its time is up
-            return
-        try:
-            samples = read()
-        except Exception as error:
-            _settle([(future, error)])
-            return
-        with self._changed:
-            self._queue.append(_Waiting(samples, future, time.monotonic()))
-            self.waiting += len(samples)
-            self._changed.notify()
-            if self._busy:
-                return
-            self._busy = True
-        batch = self._next()
-        while batch:
-            self._run(batch)
-            batch = self._next(wait=True)
+    def _start(self) -> None:
+        """Start a batch, of the samples that came first; without any, the detector is idle."""
+        self._later = None
+        batch = self._take()
+        self._busy = bool(batch)
+        if batch:
+            future = self._thread.submit(self._run, batch[0].result.get_loop(), batch)
+            del future  # `_run` does not fail
 
-    def _next(self, wait: bool = False) -> list[_Waiting]:
-        """Take a batch from the queue: samples of one shape, in the order they came; nothing: the detector is idle."""
-        with self._changed:
-            while wait and self._queue and self.waiting < self.batch_size:
-                left = self._queue[0].since + self.max_wait - time.monotonic()
-                if left <= 0 or not self._changed.wait(left):
-                    break
-            batch: list[_Waiting] = []
-            size = 0
-            while self._queue:
-                samples = self._queue[0].samples
-                if batch and (size + len(samples) > self.batch_size or samples.shape[1:] != batch[0].samples.shape[1:]):
-                    break
+    def _take(self) -> list[_Waiting]:
+        batch: list[_Waiting] = []
+        size = 0
+        while self._queue:
+            samples, result, _ = self._queue[0]
+            if batch and (size + len(samples) > self.batch_size or samples.shape[1:] != batch[0].samples.shape[1:]):
+                break
+            self._queue.popleft()
+            self._waiting -= len(samples)
+            if not result.done():  # else its client was told that time is up
+                batch.append(_Waiting(samples, result, 0.0))
                 size += len(samples)
-                batch.append(self._queue.popleft())
-            self.waiting -= size
-            self._busy = bool(batch)
-            return batch
+        return batch
 
-    def _run(self, batch: list[_Waiting]) -> None:
-        batch = [waiting for waiting in batch if not waiting.future.cancelled()]
-        if not batch:
-            return
+    def _run(self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting]) -> None:
+        """Decide about a batch, and let the event loop do the rest, for which it is woken up once."""
         try:
-            samples = np.concatenate([waiting.samples for waiting in batch]) if len(batch) > 1 else batch[0].samples
-            parts = []
-            for start in range(0, len(samples), self.batch_size):  # one request may hold more than a batch
-                begin = time.monotonic()
-                part = samples[start : start + self.batch_size]
-                parts.append(self.detect(part))
-                self.observe(len(part), time.monotonic() - begin)
-            whole = parts[0] if len(parts) == 1 else ExportedDetection(*map(np.concatenate, zip(*parts, strict=True)))
+            decided: ExportedDetection | Exception = self._decide([waiting.samples for waiting in batch])
         except Exception as error:
-            _settle([(waiting.future, error) for waiting in batch])
-            return
-        ends = np.cumsum([len(waiting.samples) for waiting in batch]).tolist()
-        shares = (slice(end - len(waiting.samples), end) for waiting, end in zip(batch, ends, strict=True))
-        rows = [ExportedDetection(*(column[share] for column in whole)) for share in shares]
-        _settle([(waiting.future, row) for waiting, row in zip(batch, rows, strict=True)])
+            decided = error
+        loop.call_soon_threadsafe(self._finish, batch, decided)
 
+    def _decide(self, parts: list[np.ndarray]) -> ExportedDetection:
+        samples = parts[0] if len(parts) == 1 else np.concatenate(parts)
+        decided = []
+        for start in range(0, len(samples), self.batch_size):  # one request may hold more than a batch
+            begin = time.perf_counter()
+            part = samples[start : start + self.batch_size]
+            decided.append(self.detect(part))
+            self.observe(len(part), time.perf_counter() - begin)
+        return decided[0] if len(decided) == 1 else ExportedDetection(*map(np.concatenate, zip(*decided, strict=True)))
 
-def _settle(results: list[tuple[asyncio.Future[ExportedDetection], ExportedDetection | Exception]]) -> None:
-    """Hand results over to the event loop, which is woken up once for all of them."""
-
-    def settle() -> None:
-        for future, result in results:
-            if future.done():  # cancelled
+    def _finish(self, batch: list[_Waiting], decided: ExportedDetection | Exception) -> None:
+        """Start the next batch, and hand out the results of this one."""
+        wait = self._queue[0].since + self.max_wait - asyncio.get_running_loop().time() if self._queue else 0.0
+        if wait > 0 and self._waiting < self.batch_size:
+            self._later = asyncio.get_running_loop().call_later(wait, self._start)
+        else:
+            self._start()
+        end = 0
+        for samples, result, _ in batch:
+            begin, end = end, end + len(samples)
+            if result.done():
                 continue
-            if isinstance(result, Exception):
-                future.set_exception(result)
+            if isinstance(decided, Exception):
+                result.set_exception(decided)
             else:
-                future.set_result(result)
-
-    results[0][0].get_loop().call_soon_threadsafe(settle)
+                result.set_result(ExportedDetection(*(column[begin:end] for column in decided)))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..data.errors import DataError
-from ..data.images import ImageTransform, TooManyPixelsError, eval_pixels, open_image, scale_and_shift, with_channels
+from ..data.images import ImageTransform, eval_pixels, open_image, scale_and_shift, with_channels
 from ..data.inputs import Inputs
 from ..errors import InputError
 from ..exported import ExportedDetector
@@ -18,7 +18,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # some others of Pillow
 
 
 class RequestError(InputError):
-    """What a client sent cannot be answered; the status says whose fault it is and whether to try again."""
+    """What a client sent cannot be answered; the HTTP status says whose fault it is, and whether to try again."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -26,17 +26,12 @@ class RequestError(InputError):
 
 
 class Samples:
-    """Make samples of images and of arrays for a detector.
+    """Make samples of images and of arrays for a detector."""
 
-    Args:
-        detector: the detector.
-        max_pixels: an image of more is refused before it is decoded.
-    """
-
-    def __init__(self, detector: ExportedDetector, max_pixels: int) -> None:
+    def __init__(self, detector: ExportedDetector) -> None:
         about = {"class_names": detector.class_names or ["0"], **detector.inputs}
         self.transform = Inputs.from_json(about).transform
-        self.pixels, self.shape, self.max_pixels = detector.takes_pixels, detector.sample_shape, max_pixels
+        self.pixels, self.shape = detector.takes_pixels, detector.sample_shape
         if isinstance(self.transform, ImageTransform):
             self.scale, self.shift = scale_and_shift(self.transform)
 
@@ -45,27 +40,30 @@ class Samples:
         """Whether images can be prepared for this detector."""
         return isinstance(self.transform, ImageTransform)
 
-    def of_image(self, data: bytes, name: str) -> np.ndarray:
-        """Return one sample (1, ...) of the bytes of an image file, by the test transform of the network."""
+    def of_image(self, data: bytes, max_pixels: int, *, name: str = "the image") -> np.ndarray:
+        """Return one sample (1, ...) of the bytes of an image file, by the test transform of the network.
+
+        An image of more than `max_pixels` is a `TooManyPixelsError`, before it is decoded.
+        """
         if not isinstance(self.transform, ImageTransform):
             raise RequestError(415, f"{name}: the detector does not take images; send arrays {self._shape()} as JSON")
         if not data:
             raise RequestError(400, f"{name}: is empty; send an image, or arrays as JSON")
+        image = open_image(io.BytesIO(data), name=name, formats=FORMATS, max_pixels=max_pixels)
         try:
-            image = open_image(io.BytesIO(data), name=name, formats=FORMATS, max_pixels=self.max_pixels)
             if self.pixels and None in self.shape:  # it is resized inside
                 pixels = np.asarray(with_channels(image, self.transform.channels))
                 return pixels.reshape(1, *pixels.shape[:2], -1)
             pixels = eval_pixels(image, self.transform)[None]  # (1, H, W, C)
-        except TooManyPixelsError as error:
-            raise RequestError(413, str(error)) from error
         except DataError as error:
-            text = str(error)
-            raise RequestError(400, text if text.startswith(name) else f"{name}: {text}") from error
+            raise DataError(f"{name}: {error}") from error
         return pixels if self.pixels else pixels.transpose(0, 3, 1, 2) * self.scale - self.shift
 
-    def of_json(self, data: bytes) -> np.ndarray:
-        """Return the samples (n, ...) of a JSON array: a sample as the network takes it, or a list of them."""
+    def of_json(self, data: bytes, max_pixels: int) -> np.ndarray:
+        """Return the samples (n, ...) of a JSON array: a sample as the network takes it, or a list of them.
+
+        What has arrived cannot be too large any more, whatever `max_pixels` is.
+        """
         try:
             value = json.loads(data)
         except (ValueError, RecursionError) as error:
