@@ -75,7 +75,7 @@ def write_networks(folder: Path) -> dict[str, tuple[Path, Path]]:
     from spcp.networks import cnn, resnet18
 
     inputs = Inputs(tuple(map(str, range(10))), (3, SIDE, SIDE), ImageTransform(SIDE, SIDE, (0.5,) * 3, (0.25,) * 3))
-    files = {}
+    files: dict[str, tuple[Path, Path]] = {}
     torch.manual_seed(0)
     x = torch.randn(100, *inputs.shape)
     networks = {"small CNN": cnn(10, channels=3), "ResNet-18, 16 wide": resnet18(10, width=16)}
@@ -106,14 +106,14 @@ def bare(file: str, port: int) -> None:
     from fastapi.responses import JSONResponse
     from starlette.concurrency import run_in_threadpool
 
-    from spcp.data.images import ImageTransform, eval_pixels, open_image, scale_and_shift
+    from spcp.data.images import ImageTransform, eval_pixels, normalisation, open_image
 
     settings = onnxruntime.SessionOptions()
     settings.intra_op_num_threads = len(os.sched_getaffinity(0))
     settings.add_session_config_entry("session.intra_op.allow_spinning", "0")  # else it takes the cores from the rest
     session = onnxruntime.InferenceSession(file, settings, providers=["CPUExecutionProvider"])
     transform = ImageTransform(SIDE, SIDE, (0.5,) * 3, (0.25,) * 3)
-    scale, shift = scale_and_shift(transform)
+    scale, shift = normalisation(transform.mean, transform.std)
     app = FastAPI()
 
     def classify(body: bytes) -> dict[str, Any]:

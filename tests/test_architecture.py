@@ -20,7 +20,7 @@ ROOMS = (
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
     *("exported", "onnx_graph", "export", "int8", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
-    *("comparison", "report", "experiments", "demo", "cli"),
+    *("comparison", "report", "experiments", "demo", "serving", "cli"),
 )
 
 

@@ -17,7 +17,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from spcp import data
 from spcp.data import native
-from spcp.data.memory import normalisation
+from spcp.data.memory import scale_and_shift
 
 CIFAR = data.BENCHMARKS["cifar10"].transform
 LARGE = data.ImageTransform(80, 72, CIFAR.mean, CIFAR.std, augment="resized_crop")
@@ -448,13 +448,13 @@ def test_large_arrays(kernel: str) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_torchs_default_type_is_not_ours(dtype: torch.dtype, kernel: str) -> None:
     expected = collect(data.Loader(small(), CIFAR))[0]
-    normalisation.cache_clear()
+    scale_and_shift.cache_clear()
     torch.set_default_dtype(dtype)
     try:
         x, _ = collect(data.Loader(small(), CIFAR))
     finally:
         torch.set_default_dtype(torch.float32)
-        normalisation.cache_clear()
+        scale_and_shift.cache_clear()
     assert torch.equal(x, expected)
 
 

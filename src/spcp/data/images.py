@@ -216,10 +216,10 @@ def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, 
     return left, top, left + w, top + h
 
 
-def scale_and_shift(transform: ImageTransform) -> tuple[np.ndarray, np.ndarray]:
+def normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     """Return scale and shift (C, 1, 1), float32, with `x * scale - shift = (x / 255 - mean) / std`."""
-    mean, std = (np.array(v, dtype=np.float32)[:, None, None] for v in (transform.mean, transform.std))
-    return 1 / (255 * std), mean / std
+    means, deviations = (np.array(values, dtype=np.float32)[:, None, None] for values in (mean, std))
+    return 1 / (255 * deviations), means / deviations
 
 
 def _pixels(image: Any) -> np.ndarray:

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from . import native
 from .audio import AudioTransform, log_mel
-from .images import ImageTransform, scale_and_shift
+from .images import ImageTransform, normalisation
 from .inputs import Transform
 from .sets import DataSet, TensorSet
 
@@ -47,7 +47,7 @@ class Memory:
         y = self.y.index_select(0, index)
         if self.compiled:
             assert isinstance(self.transform, ImageTransform)
-            scale, shift = normalisation(self.transform, index.device)
+            scale, shift = scale_and_shift(self.transform.mean, self.transform.std, index.device)
             windows = window if self.augmented else None
             return native.crop(self.x, index, windows, self.transform.padding, scale, shift), y
         x = self.rows.index_select(0, index)
@@ -64,14 +64,14 @@ def finish(x: Tensor, transform: Transform) -> Tensor:
     if x.dtype != torch.uint8:
         return x
     assert isinstance(transform, ImageTransform)
-    scale, shift = normalisation(transform, x.device)
+    scale, shift = scale_and_shift(transform.mean, transform.std, x.device)
     if native.available() and x.device.type == "cpu":
         return native.crop(x.contiguous(), None, None, 0, scale, shift)
     return x.to(torch.float32).mul_(scale).sub_(shift)
 
 
 @functools.lru_cache
-def normalisation(transform: ImageTransform, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return `scale_and_shift` as tensors, made once."""
-    scale, shift = (torch.from_numpy(array).to(device) for array in scale_and_shift(transform))
+def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return `normalisation` as tensors, made once."""
+    scale, shift = (torch.from_numpy(array).to(device) for array in normalisation(mean, std))
     return scale, shift

@@ -20,7 +20,7 @@ class Metrics:
     """Counts and times of requests, batches and decisions."""
 
     def __init__(self) -> None:
-        disable_created_metrics()  # type: ignore[no-untyped-call]  # a time for each, which nobody reads
+        disable_created_metrics()  # a time for each, which nobody reads
         self._registry = registry = CollectorRegistry()
         self._requests = Counter("spcp_requests", "Requests to detect, by status.", ["status"], registry=registry)
         self._seconds = Histogram("spcp_request_seconds", "Seconds for a request.", buckets=_SECONDS, registry=registry)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..data.errors import DataError
-from ..data.images import ImageTransform, eval_pixels, open_image, scale_and_shift, with_channels
+from ..data.images import ImageTransform, eval_pixels, normalisation, open_image, with_channels
 from ..data.inputs import Inputs
 from ..errors import InputError
 from ..exported import ExportedDetector
@@ -33,7 +33,7 @@ class Samples:
         self.transform = Inputs.from_json(about).transform
         self.pixels, self.shape = detector.takes_pixels, detector.sample_shape
         if isinstance(self.transform, ImageTransform):
-            self.scale, self.shift = scale_and_shift(self.transform)
+            self.scale, self.shift = normalisation(self.transform.mean, self.transform.std)
 
     @property
     def takes_images(self) -> bool:
