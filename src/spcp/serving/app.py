@@ -12,7 +12,7 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from typing import Any, TypeVar
@@ -197,11 +197,10 @@ class Service:
     @contextlib.asynccontextmanager
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         """Get ready, and at the end answer what is in progress."""
-        PIL.Image.init()  # else the first file of an unusual kind waits for that
-        PIL.Image.MAX_IMAGE_PIXELS = self.settings.max_pixels  # also of an image that is resized
-        warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)
         logging.getLogger("python_multipart").setLevel(logging.ERROR)  # what is wrong with a form, its sender is told
-        self.log = open(self.settings.log, "ab", buffering=0) if self.settings.log else None  # noqa: SIM115
+        pixels = np.uint8 if self.samples.pixels else np.float32
+        for size in (self.settings.batch_size, 1):  # memory is taken now
+            self.detector.detect(np.zeros((size, *(side or 32 for side in self.samples.shape)), pixels))
         self.readers = ThreadPoolExecutor(self.settings.threads + 1, "spcp-read")
         self.batcher = Batcher(
             self.detector.detect,
@@ -209,14 +208,11 @@ class Service:
             max_wait=self.settings.max_wait_ms / 1000,
             observe=self.metrics.batch,
         )
-        shape = [size or 32 for size in self.samples.shape]
-        for size in (self.settings.batch_size, 1):  # memory is taken now
-            self.detector.detect(np.zeros((size, *shape), np.uint8 if self.samples.pixels else np.float32))
-        yield
-        self.readers.shutdown()
-        self.batcher.close()
-        if self.log:
-            self.log.close()
+        with contextlib.ExitStack() as stack, _pillow(self.settings.max_pixels):
+            self.log = stack.enter_context(open(self.settings.log, "ab", 0)) if self.settings.log else None
+            yield
+            self.readers.shutdown()
+            self.batcher.close()
 
     def about(self) -> dict[str, Any]:
         """Return what the pages show of the detector."""
@@ -342,8 +338,9 @@ class Service:
     def _rows(self, detection: ExportedDetection, file: str | None, top: int) -> list[dict[str, Any]]:
         """Return a row for each sample, as `spcp detect` has it, with the probabilities of the likeliest classes."""
         logits = detection.logits.astype(np.float64)
-        probabilities = np.exp(logits - logits.max(1, keepdims=True))
-        probabilities /= probabilities.sum(1, keepdims=True)  # (n, K)
+        with np.errstate(invalid="ignore"):  # logits that are not finite have no probabilities
+            probabilities = np.exp(logits - logits.max(1, keepdims=True))
+            probabilities /= probabilities.sum(1, keepdims=True)  # (n, K)
         likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
         rows = []
         for i, (k, _, score, p_value, is_ood) in enumerate(zip(*(c.tolist() for c in detection), strict=True)):
@@ -355,6 +352,20 @@ class Service:
 
     def _name(self, k: int) -> str:
         return self.class_names[k] if self.class_names else str(k)
+
+
+@contextlib.contextmanager
+def _pillow(max_pixels: int) -> Iterator[None]:
+    """Let Pillow know all formats, and give it the same limit, which then holds for resized images, too."""
+    PIL.Image.init()
+    before = PIL.Image.MAX_IMAGE_PIXELS
+    PIL.Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", PIL.Image.DecompressionBombWarning)  # an error follows
+            yield
+    finally:
+        PIL.Image.MAX_IMAGE_PIXELS = before
 
 
 def _status(error: InputError) -> int:
