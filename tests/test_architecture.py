@@ -21,7 +21,7 @@ ROOMS = (
     *("exported", "onnx_graph", "export", "int8", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
     *("betting", "reference", "monitoring", "timeline"),
-    *("comparison", "integrations", "report", "experiments", "demo", "cli"),
+    *("comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
 )
 
 
