@@ -148,6 +148,9 @@ class ExportedDetector:
                 f"the samples are {samples.dtype} {samples.shape}, but the detector takes "
                 f"{np.dtype(self._kind)} (batch, {shape}); prepare them so"
             )
+        if not len(samples):  # which onnxruntime cannot loop over
+            one = np.zeros((1, *(size or 1 for size in self._shape)), self._kind)
+            return ExportedDetection(*(output[:0] for output in self.session.run(OUTPUTS, {INPUT: one})))
         return ExportedDetection(*self.session.run(OUTPUTS, {INPUT: np.ascontiguousarray(samples)}))
 
 
