@@ -12,10 +12,10 @@ import math
 import time
 import warnings
 from collections import Counter
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import PIL.Image
@@ -36,7 +36,6 @@ from .metrics import Metrics
 from .samples import RequestError, Samples
 from .settings import Settings
 
-T = TypeVar("T")
 Read = Callable[[bytes, int], np.ndarray]  # samples of a file or an array, if it has no more pixels than that
 
 _log = logging.getLogger("spcp")
@@ -256,14 +255,20 @@ class Service:
         return Response(json.dumps(content), status, headers, "application/json")
 
     async def _answer(self, request: Request, parts: list[bytes]) -> dict[str, Any]:
-        seconds = self.settings.timeout
-        deadline = asyncio.get_running_loop().time() + seconds
-        top = _top(request)
-        late = RequestError(408, f"the body did not arrive within {seconds:g} s; send it faster")
-        await _by(deadline, self._receive(request, parts), late)
-        found = await self._files(request, b"".join(parts))
-        late = RequestError(504, f"there was no decision within {seconds:g} s; send less at once, or try later")
-        results = await _by(deadline, self._decide_all(found), late)
+        top, arrived = _top(request), False
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                await self._receive(request, parts)
+                arrived = True
+                found = await self._files(request, b"".join(parts))
+                results = await self._decide_all(found)
+        except TimeoutError:
+            seconds = f"{self.settings.timeout:g} s"
+            if not arrived:
+                raise RequestError(408, f"the body did not arrive within {seconds}; send it faster") from None
+            raise RequestError(
+                504, f"there was no decision within {seconds}; send less at once, or try later"
+            ) from None
         rows: list[dict[str, Any]] = []
         for (file, _, _), result in zip(found, results, strict=True):
             if isinstance(result, ExportedDetection):
@@ -379,15 +384,6 @@ def _top(request: Request) -> int:
     if not text.isdecimal() or len(text) > 9:
         raise RequestError(422, f"top = {text:.20} must be a whole number, at least 0")
     return int(text)
-
-
-async def _by(deadline: float, task: Awaitable[T], late: RequestError) -> T:
-    """Await something until the deadline, in the time of the event loop."""
-    try:
-        async with asyncio.timeout_at(deadline):
-            return await task
-    except TimeoutError:
-        raise late from None
 
 
 async def _once(body: bytes) -> AsyncGenerator[bytes, None]:

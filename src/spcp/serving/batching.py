@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from queue import SimpleQueue
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,9 @@ class Batcher:
         self._waiting = 0  # samples in the queue
         self._busy = False
         self._later: asyncio.TimerHandle | None = None
-        self._thread = ThreadPoolExecutor(1, "spcp-detect")
+        self._batches: SimpleQueue[list[_Waiting]] = SimpleQueue()  # for the thread; an empty one is the last
+        self._thread = threading.Thread(target=self._work, name="spcp-detect", daemon=True)
+        self._thread.start()
 
     def submit(self, samples: np.ndarray) -> asyncio.Future[ExportedDetection]:
         """Return the future of what is decided about samples (n, ...)."""
@@ -66,7 +69,8 @@ class Batcher:
 
     def close(self) -> None:
         """Wait until the last batch is decided."""
-        self._thread.shutdown()
+        self._batches.put([])
+        self._thread.join()
 
     def _start(self) -> None:
         """Start a batch, of the samples that came first; without any, the detector is idle."""
@@ -74,8 +78,7 @@ class Batcher:
         batch = self._take()
         self._busy = bool(batch)
         if batch:
-            future = self._thread.submit(self._run, batch[0].result.get_loop(), batch)
-            del future  # `_run` does not fail
+            self._batches.put(batch)
 
     def _take(self) -> list[_Waiting]:
         batch: list[_Waiting] = []
@@ -91,13 +94,14 @@ class Batcher:
                 size += len(samples)
         return batch
 
-    def _run(self, loop: asyncio.AbstractEventLoop, batch: list[_Waiting]) -> None:
-        """Decide about a batch, and let the event loop do the rest, for which it is woken up once."""
-        try:
-            decided: ExportedDetection | Exception = self._decide([waiting.samples for waiting in batch])
-        except Exception as error:
-            decided = error
-        loop.call_soon_threadsafe(self._finish, batch, decided)
+    def _work(self) -> None:
+        """Decide about batches, in the thread; the event loop is woken up once for each, and does the rest."""
+        while batch := self._batches.get():
+            try:
+                decided: ExportedDetection | Exception = self._decide([waiting.samples for waiting in batch])
+            except Exception as error:
+                decided = error
+            batch[0].result.get_loop().call_soon_threadsafe(self._finish, batch, decided)
 
     def _decide(self, parts: list[np.ndarray]) -> ExportedDetection:
         samples = parts[0] if len(parts) == 1 else np.concatenate(parts)

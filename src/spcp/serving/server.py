@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ..data.errors import DataError
 from ..errors import InputError, check_numbers, need
 from ..exported import ExportedDetector
 from .settings import Settings
@@ -61,7 +62,7 @@ def serve(
     name = file.parent.name if Path(path).is_dir() else file.stem
     threads = max(1, _cores() // workers)
     chosen = Settings(**{"file": str(file), "name": name, "threads": threads, **settings})
-    ExportedDetector.open(file, threads=1)  # here, where an error is one sentence
+    _try(chosen)
     host, port = _free(host, port)
     signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn's own while it runs; at its end that was no failure
     with tempfile.TemporaryDirectory(prefix="spcp-metrics-") as folder:
@@ -80,6 +81,18 @@ def serve(
             server_header=False,
             timeout_graceful_shutdown=int(chosen.timeout) + 1,
         )
+
+
+def _try(settings: Settings) -> None:
+    """Open the files here, where an error is one sentence, and not only in the workers."""
+    from .samples import Samples
+
+    try:
+        Samples(ExportedDetector.open(settings.file, threads=1))
+    except DataError as error:
+        raise InputError(f"{settings.file}: {error}") from error
+    if settings.log:
+        open(settings.log, "ab").close()
 
 
 def exported_file(path: str | Path, *, model: str | None = None) -> Path:
