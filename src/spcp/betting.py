@@ -42,6 +42,7 @@ _TILTED = (0.02, 0.1, 0.4)  # shares of inputs that a tilt assumes to be changed
 _MEMORY = (0.99, 0.998, 0.9998)  # what recent histograms keep of an input when the next comes
 _CAUTION = 32.0  # inputs that the null hypothesis counts for in a histogram
 _CALM = math.log(2)  # of the statistic of a change up to which none is suspected
+_RENEWED = 0.02
 _MOVE = 1 / 1024  # of the weight of bets goes back, and as much among them, after each block
 
 
@@ -130,12 +131,11 @@ class Bets:
         state["products"] = steps[-1]
         return state["capital"][:, None] + np.log(np.einsum("lre,re->rl", steps, state["weights"]))
 
-    def freeze(self, state: State) -> None:
-        """Keep what is bet on, to tell by it when the alarm that begins is over."""
-        bets = state["weights"][:, 1:] / state["weights"][:, 1:].sum(1, keepdims=True)
-        tilted, recent = np.split(bets, [len(self.tilted)], 1)
-        recent = recent / (state["histograms"].sum(2) + _CAUTION)
-        state["changed"] = (tilted * self.tilted) @ self.tilts.T + (recent[:, :, None] * state["histograms"]).sum(1)
+    def bet_on(self, weights: Floats, histograms: Floats) -> Floats:
+        """Return what is bet on if there was a change, but for the share of the null hypothesis in it: (R, m)."""
+        tilted, recent = np.split(weights[:, 1:] / weights[:, 1:].sum(1, keepdims=True), [len(self.tilted)], 1)
+        recent = recent / (histograms.sum(2) + _CAUTION)
+        return (tilted * self.tilted) @ self.tilts.T + (recent[:, :, None] * histograms).sum(1)
 
     def finish(self, state: State, whole: Any, frozen: Any, seen: Ints) -> Any:
         """End the block of the streams in which it is whole, and return of which no change is suspected."""
@@ -151,6 +151,11 @@ class Bets:
         ended["return"] = np.maximum(state["return"], 0.0)
         for name, array in ended.items():
             state[name] = np.where(whole.reshape(-1, *[1] * (array.ndim - 1)), array, state[name])
+        during = whole & frozen
+        if during.any():
+            now = {name: state[name][during] for name in ("weights", "histograms")}
+            self.freeze(now)
+            state["changed"][during] += _RENEWED * (now["changed"] - state["changed"][during])
         calm = whole & (state["change"] <= _CALM) & ~frozen
         state["since"] = np.where(calm, seen, state["since"])
         state["counts"] += state["recent"] * calm[:, None, None]
