@@ -83,6 +83,8 @@ REASONS: dict[str, str] = {
     "metrics, _mean_placements: True -> False": "all sizes are the same, or it is an error",
     "conformal, threshold_rank: 1 -> 2 (2)": "one more term, which is exp(-inf)",
     "conformal, threshold_rank: chance.cumsum(0) <= delta * (1 + _ROUNDING) -> chance.cumsum(0) < delta * (1 + _ROUNDING)": "rounding decides no tie: the limit lies beside it",
+    "conformal, split: rank < 2 -> rank <= 2": "rank 2 stays 2",
+    "conformal, split: 2 -> 3 (3)": "rank 2 stays 2",
     "conformal, log_p_value: 0 -> 1 (3)": "of a value that is not taken",
 }
 

@@ -105,8 +105,34 @@ def test_a_split_leaves_enough_for_both() -> None:
     chosen, calibration = split(21)
     assert sorted([*chosen.tolist(), *calibration.tolist()]) == list(range(21))
     assert (len(chosen), len(calibration)) == (2, 19)
+    for part in (chosen, calibration):
+        assert torch.equal(part, part.sort().values)
+        assert not torch.equal(part, torch.arange(part[0], part[0] + len(part)))  # drawn, not cut off
+    assert not torch.equal(split(21, seed=1)[1], calibration)
     with pytest.raises(InputError, match=r"20 held-out ID samples are too few .* at least 21 are needed"):
         split(20)
+
+
+@pytest.mark.parametrize("alpha", ["0.01", "0.05", "0.1", "0.3", "0.5", "0.7"])
+def test_a_split_gives_nothing_of_alpha_away(alpha: str) -> None:
+    """The threshold gets a number m of samples with a whole alpha (m + 1), or the least above, next to the half."""
+    wholes = [math.ceil(k / Fraction(alpha)) - 1 for k in range(1, 400)]
+    for n in range(wholes[0] + 2, 500):
+        chosen, rest = split(n, float(alpha), choosing=True)
+        assert len(chosen) + len(rest) == n
+        half, possible = n - n // 2, [m for m in wholes if m <= n - 2]
+        nearest = min(abs(m - half) for m in possible)
+        assert len(rest) in possible
+        assert abs(len(rest) - half) - nearest < (1 if float(alpha) < 0.3 else 2)  # m is rounded up there
+        fitted = len(split(n, float(alpha))[1])
+        second = len(rest) == wholes[0] and n - wholes[1] >= 10  # the least varies too much
+        assert fitted == (wholes[1] if second else len(rest))
+
+
+def test_a_split_with_delta_is_a_half() -> None:
+    assert [len(part) for part in split(101, 0.05, 0.1)] == [50, 51]
+    assert [len(part) for part in split(50, 0.05, 0.1)] == [5, 45]
+    assert [len(part) for part in split(50, 0.05, 0.1, choosing=True)] == [5, 45]
 
 
 @pytest.mark.parametrize("delta", [None, 1e-8, 0.1, 1 - 1e-8])

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import damage
+import fuzz
 import pytest
 import torch
 from torch import nn
@@ -365,7 +365,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = Detector(net, "energy").calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
     content = path.read_bytes()
     for seed in range(200):
-        bad = damage.damaged(content, random.Random(seed))
+        bad = fuzz.damaged(path, content, random.Random(seed))
         path.unlink()
         path.write_bytes(bad)
         if bad != content:

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import damage
+import fuzz
 import pytest
 import torch
 import training_run
@@ -105,7 +105,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         use(Run.open(run.folder))
         for seed in range(60):
             path.unlink()
-            path.write_bytes(damage.damaged(content, random.Random(seed)))
+            path.write_bytes(fuzz.damaged(path, content, random.Random(seed)))
             try:
                 use(Run.open(run.folder))
             except InputError as error:
