@@ -487,3 +487,16 @@ def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptu
     Detector(network).calibrate(x)
     Detector(model()).calibrate(x)  # has no normalisation, so nobody can tell
     assert not caplog.text
+
+
+@pytest.mark.parametrize("shape", [(1, 12, 12), (4,)])
+def test_one_input_without_a_batch_is_one_sentence(shape: tuple[int, ...]) -> None:
+    network = networks.cnn(3, width=2) if len(shape) == 3 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    detector = Detector(network, "energy").calibrate(torch.randn(40, *shape))
+    x = torch.randn(shape)
+    for data in (x, x.numpy()):
+        with pytest.raises(InputError, match=r"has no batch dimension; give a batch, x\[None\] for one input"):
+            detector.detect(data)
+    assert detector.detect(x[None]).is_ood.shape == (1,)
+    with pytest.raises(RuntimeError):  # not its dimensions are wrong, but its size
+        detector.detect(torch.randn(2, *shape[:-1], 5) if len(shape) == 1 else torch.randn(2, 3, 12, 12))

@@ -42,7 +42,7 @@ def detect_command(
     paths = find_files(files)
     if not paths:
         raise InputError("there are no files to classify; name some")
-    detector, inputs = load_detector(latest_run(run, "detector.safetensors"), network=model)
+    detector, inputs = load_detector(latest_run(run, "detector.safetensors", model), network=model)
     results = track(detect_files(detector, inputs, paths, explain=explain), "detecting", len(paths))
     rows = [result.as_record() for result in results]
     show(rows, as_json, for_people=_for_people)
