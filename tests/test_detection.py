@@ -24,8 +24,8 @@ def test_arrays_and_images(tmp_path: Path) -> None:
     for i in range(3):
         image.fromarray(test.x[i, 0].numpy()).save(tmp_path / f"{i}.png")
     (tmp_path / "1.png").write_bytes(b"damaged")
-    files = [tmp_path / "a.npz", *find_files([str(tmp_path / "*.png")])]
-    results = list(detect_files(detector, benchmark.inputs(), files))
+    files, inputs = [str(tmp_path / "a.npz"), str(tmp_path / "*.png")], benchmark.inputs()
+    results = list(detect_files(detector, inputs, find_files(files, inputs)))
     expected = detector.detect(torch.cat([x for x, _ in benchmark.loader("test")]))
     assert [result.file for result in results[:2]] == [f"{files[0]}[0]", f"{files[0]}[1]"]
     assert [result.is_ood for result in results[:40]] == expected.is_ood.tolist()
@@ -37,4 +37,4 @@ def test_arrays_and_images(tmp_path: Path) -> None:
     assert "damaged" in results[41].as_record()["problem"] or "1.png" in results[41].as_record()["problem"]
     assert "problem" not in results[40].as_record()
     with pytest.raises(InputError, match="there is no such file or folder"):
-        find_files([str(tmp_path / "nothing")])
+        find_files([str(tmp_path / "nothing")], inputs)

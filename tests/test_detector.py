@@ -21,7 +21,7 @@ import pytest
 import torch
 from torch import nn
 
-from spcp import SPCPLinear, apply_spcp, config, data, remove_spcp, training
+from spcp import SPCPLinear, apply_spcp, config, data, networks, remove_spcp, training
 from spcp.bank import FeatureBank
 from spcp.conformal import split
 from spcp.detector import Detector, read_notes
@@ -494,9 +494,9 @@ def test_one_input_without_a_batch_is_one_sentence(shape: tuple[int, ...]) -> No
     network = networks.cnn(3, width=2) if len(shape) == 3 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
     detector = Detector(network, "energy").calibrate(torch.randn(40, *shape))
     x = torch.randn(shape)
-    for data in (x, x.numpy()):
+    for one in (x, x.numpy()):
         with pytest.raises(InputError, match=r"has no batch dimension; give a batch, x\[None\] for one input"):
-            detector.detect(data)
+            detector.detect(one)
     assert detector.detect(x[None]).is_ood.shape == (1,)
     with pytest.raises(RuntimeError):  # not its dimensions are wrong, but its size
         detector.detect(torch.randn(2, *shape[:-1], 5) if len(shape) == 1 else torch.randn(2, 3, 12, 12))

@@ -251,8 +251,8 @@ def build_network(
     if name not in networks.NETWORKS:
         names = ", ".join(networks.NETWORKS)
         raise InputError(
-            f"no network {name!r}{did_you_mean(name, networks.NETWORKS)}; there are {names}; pretrained ones as timm:NAME, hf:NAME or torchvision:NAME; or "
-            "your code as package.module:function"
+            f"no network {name!r}{did_you_mean(name, networks.NETWORKS)}; there are {names}; pretrained ones as "
+            "timm:NAME, hf:NAME or torchvision:NAME; or your code as package.module:function"
         )
     build: Any = networks.NETWORKS[name]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,9 +16,10 @@ from .audio import AudioTransform, fixed_length
 from .errors import DataError, need
 from .images import ImageTransform, as_image, eval_pixels, train_pixels
 from .inputs import Transform
+from .listing import Sample, Samples
 from .sets import DataSet, FileSet
 
-Key = tuple[int, ...]  # index, epoch, position, and from the second view on its number
+Key = tuple[Any, ...]  # index, epoch, position, and from the second view on its number; or a `Sample` alone
 Batch = tuple[Tensor, Tensor, list[tuple[str, str]]]  # samples, labels, (what, why) of those that cannot be read
 
 
@@ -49,7 +50,7 @@ class Keys:
 class Decoder(Dataset[Batch]):
     """Decode a batch, in whichever process this is called; return messages, not exceptions, for unreadable files."""
 
-    def __init__(self, data: DataSet, transform: Transform, train: bool, seed: int) -> None:
+    def __init__(self, data: DataSet | Samples, transform: Transform, train: bool = False, seed: int = 0) -> None:
         self.data, self.transform, self.train, self.seed = data, transform, train, seed
         if isinstance(transform, ImageTransform):
             need("PIL.Image", "pillow").preinit()  # here, so that not every worker has to
@@ -75,8 +76,10 @@ class Decoder(Dataset[Batch]):
             return x, torch.tensor(labels, dtype=torch.int64), problems
 
 
-def where_is(data: DataSet, index: int) -> str:
+def where_is(data: DataSet | Samples, index: Any) -> str:
     """Return what to call a sample in a message."""
+    if isinstance(index, Sample):
+        return index.name
     return str(data.root / data.paths[index]) if isinstance(data, FileSet) else f"{data.name}, item {index}"
 
 
@@ -99,12 +102,15 @@ def _decoded(sample: Any, transform: Transform, rng: np.random.Generator | None,
     return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C"))  # a copy: Pillow's bytes are read-only
 
 
-def stream(decoder: Decoder, batches: Keys, workers: int, device: torch.device) -> Iterator[Batch]:
-    """Yield decoded batches in order. The generator keeps the loader from drawing on the global one."""
+def stream(decoder: Decoder, batches: Iterable[list[Key]], workers: int, device: torch.device) -> Iterator[Batch]:
+    """Yield decoded batches in order, up to two for each worker ahead.
+
+    The generator keeps the loader from drawing on the global one.
+    """
     loader: DataLoader[Batch] = DataLoader(
         decoder,
         batch_sampler=batches,
-        num_workers=min(workers, len(batches)),
+        num_workers=min(workers, len(batches)) if isinstance(batches, Keys) else workers,
         collate_fn=_unchanged,
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(0),

@@ -8,6 +8,7 @@ lost.
 from __future__ import annotations
 
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -79,23 +80,27 @@ class ImageTransform:
         return getattr(need("PIL.Image", "pillow").Resampling, self.interpolation.upper())
 
 
-def open_image(source: Path | Any) -> Any:
-    """Return a Pillow image, wholly decoded and upright; a file that is truncated or is no image is a `DataError`."""
+def open_image(source: Path | Any, name: str = "") -> Any:
+    """Return a Pillow image, wholly decoded and upright; a file that is truncated or is no image is a `DataError`.
+
+    What is not a path but bytes in memory has a name, for messages and for its ending.
+    """
     image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
+    name = name or str(source)
     if isinstance(source, Path):
         check_file(source)
     lenient = getattr(file_module, _LENIENT)
     setattr(file_module, _LENIENT, False)  # others may have set it, and would get a picture that ends in grey
     try:
-        if isinstance(source, Path) and source.suffix.lower() in HEIC:
+        if os.path.splitext(name)[1].lower() in HEIC:
             need("pillow_heif", "pillow-heif", "heic").register_heif_opener()
         with image_module.open(source) as image:
             image.load()
             return upright(image)
     except ImportError as error:
-        raise DataError(f"{source}: {error}") from error
+        raise DataError(f"{name}: {error}") from error
     except Exception as error:  # a damaged file can raise anything
-        raise DataError(f"{source}: not a readable image ({error}); repair or remove it") from error
+        raise DataError(f"{name}: not a readable image ({error}); repair or remove it") from error
     finally:
         setattr(file_module, _LENIENT, lenient)
 
