@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from .data import AudioTransform, Inputs
-from .data.decoding import Decoder, Key, default_workers, stream
+from .data.decoding import Batch, Decoder, Key, default_workers, stream
 from .data.listing import Listing, Sample, Samples
 from .data.memory import finish
 from .detector import Detection, Detector, Reasons
@@ -150,7 +150,7 @@ def detect_windows(
             yield [(sample,) for sample in loaded if not sample.problem]
 
     decoder = Decoder(Samples("audio" if isinstance(inputs.transform, AudioTransform) else "image"), inputs.transform)
-    for x, _, unreadable in stream(decoder, keys(), workers, device):
+    for x, _, unreadable in _alive(stream(decoder, keys(), workers, device)):
         window = waiting.popleft()
         problems = {sample.name: sample.problem for sample in window if sample.problem} | dict(unreadable)
         names = [sample.name for sample in window if sample.name not in problems]
@@ -160,6 +160,19 @@ def detect_windows(
             FileDetection(sample.name, problem=problems[sample.name]) if sample.name in problems else next(results)
             for sample in window
         ]
+
+
+def _alive(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Pass batches on; that a worker was killed is one sentence."""
+    try:
+        yield from batches
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise InputError(
+            f"a process that decodes was ended from outside, maybe for want of memory ({str(error).splitlines()[0]}); "
+            "take fewer workers or smaller batches (--workers, --batch-size)"
+        ) from error
 
 
 def resumed(journal: Journal, listed: Iterable[list[Sample]]) -> tuple[Counts, Iterator[list[Sample]]]:

@@ -73,6 +73,16 @@ def test_detect_takes_the_latest_run(
     result = run("detect", photos / "ood")
     assert result.code == 0
     assert "run: runs/mine" in result.err
+    shutil.copytree(trained, tmp_path / "runs" / "coded")  # later, but its network is code that nobody has named
+    config = json.loads((trained / "config.json").read_text()) | {"network": "models:build"}
+    (tmp_path / "runs" / "coded" / "config.json").write_text(json.dumps(config))
+    os.utime(tmp_path / "runs" / "coded" / "detector.safetensors")
+    result = run("detect", photos / "ood")
+    assert result.code == 0
+    assert "run: runs/mine" in result.err
+    assert "skipped: runs/coded, whose network is code" in result.err
+    assert "models:build" in run("detect", photos / "ood", "--model", "models:build").err  # there is no such module
+    shutil.rmtree(tmp_path / "runs" / "coded")
     (tmp_path / "runs" / "mine" / "detector.safetensors").unlink()
     bare = run("detect", photos / "ood", "--run", "runs/mine")
     assert bare.code == 2
