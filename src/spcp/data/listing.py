@@ -330,19 +330,22 @@ def paths(
         key = os.path.normpath(os.path.expanduser(argument))
         seen[key] = None
         for found in _found(argument, kind, ordered):
-            if len(seen) == 1 or isinstance(found, Sample) or not _reached(found, key, seen):
+            if len(seen) == 1 or isinstance(found, Sample) or not _reached(found, kind, key, seen):
                 yield found
 
 
-def _reached(path: str, own: str, seen: dict[str, None]) -> bool:
-    """Tell whether another argument has named a file, or a folder that it is in."""
+def _reached(path: str, kind: Kind, own: str, seen: dict[str, None]) -> bool:
+    """Tell whether another argument has named a file, or a folder that it was listed in."""
     key = os.path.normpath(path)
-    while True:
+    if key in seen and key != own:
+        return True
+    while suffix_of(path) in endings(kind) and not is_system(os.path.basename(key)):
+        key, below = os.path.dirname(key) or ".", key
         if key in seen and key != own:
             return True
-        key, below = os.path.dirname(key), key
-        if key in ("", below):
-            return False
+        if key in (".", below):
+            break
+    return False
 
 
 def _found(name: str, kind: Kind, ordered: bool) -> Iterator[str | Sample]:
