@@ -155,8 +155,9 @@ class Journal:
         parquet = need("pyarrow.parquet", "pyarrow", "parquet")
         try:
             for batch in parquet.ParquetFile(self.path).iter_batches(_ROWS):
-                for row in batch.to_pylist(maps_as_pydicts="strict"):
-                    yield {key: value for key, value in row.items() if value is not None or key != "problem"}
+                for row in batch.to_pylist():
+                    there = {key: value for key, value in row.items() if value is not None or key != "problem"}
+                    yield {key: dict(value) if isinstance(value, list) else value for key, value in there.items()}
         except Exception as error:  # a damaged file can raise anything
             raise InputError(f"{self.path}: cannot be read ({error}); {OR_ANEW}") from error
 
