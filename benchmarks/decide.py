@@ -97,10 +97,10 @@ def photos(root: Path) -> data.Benchmark:
         name: dataclasses.replace(part(range(20), ranks), class_names=pictures.class_names[:20])
         for name, ranks in (("train", range(30)), ("val", range(30, 40)), ("test", range(40, 50)))
     }
-    few = range(15)
+    few, far = range(15), data.load_benchmark("cifar10", root).far
     return data.make_benchmark(
         id_sets,
-        {"svhn": data.take(data.read_svhn(root / "svhn"), range(1000)), "texture": data.read_texture(root / "dtd")},
+        {"svhn": data.take(far["svhn"], range(1000)), "texture": far["texture"]},
         near={"classes 20 to 59": part(range(20, 60), few), "classes 60 to 99": part(range(60, 100), few)},
         ood_val={"classes 100 to 139": part(range(100, 140), few)},
         transform=PIXELS,

@@ -3,8 +3,8 @@
 pip install '.[examples]'
 python examples/hf_trainer.py --rho-norm 1
 
-The network is a small ResNet with random weights. With a trained one, `from_pretrained(...)` comes before `apply_spcp`.
-The Trainer's checkpoints hold the threshold; `spcp.networks.from_pretrained` loads them with the head.
+The network is a small ResNet with random weights; a trained one (`from_pretrained`) goes the same way. The Trainer's
+checkpoints hold the threshold; `spcp.networks.from_pretrained` loads them with the head.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import tempfile
 from collections.abc import Sequence
 
 import torch
-from torch import nn
 from transformers import ResNetConfig, ResNetForImageClassification, Trainer, TrainingArguments
 
-from spcp import Detector, apply_spcp, data
+from spcp import Detector, data
+from spcp.integrations.transformers import SPCPTrainerCallback
 
 ALPHA = 0.05  # the false alarm rate: the share of ID digits that may be flagged
 BATCH = 50
@@ -36,7 +36,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{row:<20}" + "".join(f"{column[row]:>8.1%}" for column in columns))
 
 
-def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> nn.Module:
+def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> Detector:
+    """Train, and calibrate the energy score on validation digits at the end."""
     torch.manual_seed(0)
     model = ResNetForImageClassification(
         ResNetConfig(
@@ -53,9 +54,7 @@ def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> nn.Module:
         for x, y in benchmark.loader("train")
         for image, label in zip(x, y, strict=True)
     ]
-    steps = epochs * -(-len(samples) // BATCH)  # forward passes: times the steps that gradients are accumulated over
-    if rho_norm:
-        apply_spcp(model, rho_norm, total_steps=steps)
+    callback = SPCPTrainerCallback(rho_norm, calibration_data=benchmark.loader("val"), score="energy", alpha=ALPHA)
     with tempfile.TemporaryDirectory() as folder:
         settings = TrainingArguments(
             folder,
@@ -69,13 +68,13 @@ def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> nn.Module:
             disable_tqdm=True,
             dataloader_pin_memory=False,
         )
-        Trainer(model, settings, train_dataset=samples).train()
-    return model.eval()
+        Trainer(model, settings, train_dataset=samples, callbacks=[callback]).train()
+    detector: Detector = callback.detector
+    return detector
 
 
-def flagged(model: nn.Module, benchmark: data.Benchmark) -> dict[str, float]:
-    """Return the accuracy, and by set the share that the energy score flags; validation digits set the threshold."""
-    detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
+def flagged(detector: Detector, benchmark: data.Benchmark) -> dict[str, float]:
+    """Return the accuracy, and by set the share that the detector flags."""
     test = detector.bank(benchmark.loader("test"))
     rates = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():

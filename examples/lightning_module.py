@@ -14,20 +14,19 @@ import pytorch_lightning as lightning
 import torch
 from torch import Tensor, nn
 
-from spcp import Detector, apply_spcp, data
+from spcp import Detector, data
+from spcp.integrations.lightning import SPCPCallback
 
 ALPHA = 0.05  # the false alarm rate: the share of ID digits that may be flagged
 
 
 class Classifier(lightning.LightningModule):
-    """A module as always, but for the line that truncates the contributions of its last layer."""
+    """A module as always: the callback turns its last layer into an SPCP head."""
 
-    def __init__(self, num_classes: int, rho_norm: float, total_steps: int) -> None:
+    def __init__(self, num_classes: int, total_steps: int) -> None:
         super().__init__()
         self.total_steps = total_steps
         self.network = build(num_classes)
-        if rho_norm:
-            apply_spcp(self.network, rho_norm, total_steps=total_steps)  # forward passes in training
 
     def forward(self, x: Tensor) -> Tensor:
         return self.network(x)
@@ -56,19 +55,23 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"{row:<20}" + "".join(f"{column[row]:>8.1%}" for column in columns))
 
 
-def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> Classifier:
+def train(benchmark: data.Benchmark, rho_norm: float, epochs: int) -> Detector:
+    """Train, and calibrate the energy score on validation digits at the end."""
     torch.manual_seed(0)
     loader = benchmark.loader("train", batch_size=50, train=True)  # any DataLoader will do
-    module = Classifier(len(benchmark.class_names), rho_norm, total_steps=epochs * len(loader))
+    module = Classifier(len(benchmark.class_names), total_steps=epochs * len(loader))
+    callback = SPCPCallback(rho_norm, calibration_data=benchmark.loader("val"), score="energy", alpha=ALPHA)
     trainer = lightning.Trainer(
         max_epochs=epochs,
+        callbacks=[callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     trainer.fit(module, loader)
-    return module
+    detector: Detector = callback.detector
+    return detector
 
 
 def build(num_classes: int) -> nn.Sequential:
@@ -79,9 +82,8 @@ def build(num_classes: int) -> nn.Sequential:
     return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(128, num_classes))
 
 
-def flagged(model: nn.Module, benchmark: data.Benchmark) -> dict[str, float]:
-    """Return the accuracy, and by set the share that the energy score flags; validation digits set the threshold."""
-    detector = Detector(model, "energy").calibrate(benchmark.loader("val"), alpha=ALPHA)
+def flagged(detector: Detector, benchmark: data.Benchmark) -> dict[str, float]:
+    """Return the accuracy, and by set the share that the detector flags."""
     test = detector.bank(benchmark.loader("test"))
     rates = {"accuracy": test.accuracy(), "flagged: test": detector.detect(test).is_ood.float().mean().item()}
     for role in benchmark.sets():

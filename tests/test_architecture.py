@@ -19,7 +19,7 @@ ROOMS = (
     *("contributions", "environment", "data", "networks", "methods"),
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "detection", "tuning"),
-    *("comparison", "report", "experiments", "demo", "cli"),
+    *("comparison", "integrations", "report", "experiments", "demo", "cli"),
 )
 
 

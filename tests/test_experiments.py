@@ -128,7 +128,7 @@ PAPER = {
     "imagenet200": {"network": "resnet18_224", "batch_size": 256, "rho_norm": (0.4, 2.0), "subset": 16},
 }
 SHARED = {"epochs": 100, "lr": 0.1, "min_lr": 1e-6, "momentum": 0.9, "weight_decay": 5e-4, "warmup": 0}
-SHARED |= {"images": None, "augment": "full", "precision": "32-true", "width": None}
+SHARED |= {"images": None, "augment": "full", "schedule": "cosine", "precision": "32-true", "width": None}
 METHODS = {  # what their authors, or OpenOOD, have otherwise; the rest is as above
     "logitnorm": {},
     "t2fnorm": {},

@@ -247,6 +247,7 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) 
     ("changes", "message"),
     [
         ({"augment": "all"}, "augment = 'all' must be"),
+        ({"schedule": "steps"}, "schedule = 'steps' must be one of cosine, linear"),
         ({"images": 0}, "images = 0 must be a whole number, at least 1"),
         ({"network": "resnet19"}, "no network 'resnet19'; there are resnet18, resnet18_224, resnet10"),
         ({"options": {"taw": 3}}, "plain: .*taw"),
@@ -476,6 +477,9 @@ def test_less_augmentation(augment: str, views: int) -> None:
     assert all(any(torch.allclose(image, one, atol=1e-5) for one in allowed) for image in seen)
     assert all(any(torch.allclose(image, one, atol=1e-5) for image in seen) for one in allowed)
     assert augmented(benchmark, "full") is benchmark
+    reflected = augmented(benchmark, "reflect").transform
+    assert isinstance(reflected, data.ImageTransform)
+    assert (reflected.padding, reflected.border, reflected.augment) == (3, "reflect", "crop")
 
 
 def test_trains_on_some_images(tmp_path: Path) -> None:

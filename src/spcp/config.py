@@ -28,7 +28,8 @@ class Config:
     method: str = "plain"
     truncation: Truncation = NO_TRUNCATION
     images: int | None = None  # to train on, the first ones of each class; None: all
-    augment: str = "full"  # as the benchmark has it; "flip": mirrored, not shifted; "none"
+    augment: str = "full"  # as the benchmark has it; "reflect": shifted by 3 pixels at most, with a reflected border;
+    # "flip": mirrored, not shifted; "none"
     options: Mapping[str, Any] = field(default_factory=dict)  # the method's: tau, penalty, ...
     network: str = "cnn"  # or "timm:...", "hf:...", "torchvision:..."; or code: "package.module:function"
     architecture: Mapping[str, Any] | None = None  # of a network of Hugging Face; None: as its name says
@@ -39,6 +40,7 @@ class Config:
     lr: float = 0.05
     min_lr: float = 1e-6
     warmup: int = 0  # epochs over which the learning rate rises
+    schedule: str = "cosine"  # how it falls from there; or "linear"
     momentum: float = 0.9
     weight_decay: float = 5e-4
     seed: int = 0
@@ -66,8 +68,9 @@ class Config:
             value = getattr(self, name)
             if not isinstance(value, str) and (value is not None or name not in ("root", "start")):
                 raise InputError(f"{name} = {value!r:.60} must be text")
-        if self.augment not in ("full", "flip", "none"):
-            raise InputError(f'augment = {self.augment!r} must be "full", "flip" or "none"')
+        for name, kinds in (("augment", ("full", "reflect", "flip", "none")), ("schedule", ("cosine", "linear"))):
+            if getattr(self, name) not in kinds:
+                raise InputError(f"{name} = {getattr(self, name)!r} must be one of {', '.join(kinds)}")
         if not isinstance(self.architecture, Mapping | None):
             raise InputError(f"architecture = {self.architecture!r:.60} must be a dictionary, or nothing")
         if not isinstance(self.options, Mapping):

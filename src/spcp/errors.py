@@ -29,11 +29,11 @@ def raised_in(error: BaseException) -> str | None:
 
     Libraries do not count: whoever called them did.
     """
-    own = Path(__file__).parent
+    package = Path(__file__).parent
     libraries = [Path(path) for key, path in sysconfig.get_paths().items() if key in ("stdlib", "purelib", "platlib")]
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
-        if path.is_relative_to(own):
+        if path.is_relative_to(package):
             return None
         if path.exists() and not any(path.is_relative_to(library) for library in libraries):
             return f"{path}, line {frame.lineno}, in {frame.name}"

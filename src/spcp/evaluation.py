@@ -368,8 +368,8 @@ class Evaluation:
         """Return the names of the scores that fit this model and data and need no other pass."""
         method = self.model.method
         names = applicable(self.benchmark.sets(), None if method is None else method.readable)
-        own = ["mos"] if method is not None and method.score == "mos" else []
-        return (*(name for name in names if name in DEFAULT_SCORES), *own)
+        special = ["mos"] if method is not None and method.score == "mos" else []
+        return (*(name for name in names if name in DEFAULT_SCORES), *special)
 
     def table(
         self,

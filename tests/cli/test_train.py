@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from formats import write_image
+from others import imported
 
 from spcp.data import load_benchmark
 from spcp.runs import Run, adopt
@@ -241,3 +242,12 @@ def test_a_described_benchmark_may_be_moved(run: Spcp, photos: Path, tmp_path: P
     shutil.rmtree(tmp_path / "here")
     assert run("train", "-b", tmp_path / "there" / "mine.toml", *TRAINING, *out).code == 0
     assert len(Run.open(tmp_path / "r").history) == 2
+
+
+def test_training_is_logged_where_asked(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    result = run("train", "--id", photos / "id", *SMALL, "--out", tmp_path / "r", "--log", "wandb")
+    assert (result.code, "no logger 'wandb'; there are tensorboard, mlflow" in result.err) == (2, True)
+    assert not (tmp_path / "r" / "config.json").exists()
+    imported("tensorboard")
+    assert run("train", "--id", photos / "id", *SMALL, "--out", tmp_path / "r", "--log", "tensorboard").code == 0
+    assert list((tmp_path / "r" / "tensorboard").glob("events.*"))

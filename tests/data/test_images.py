@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,11 +132,12 @@ def test_random_boxes_are_spread_as_they_should() -> None:
     assert len({x for x, *_ in boxes}) > 500
 
 
-def test_augmentations() -> None:
+@pytest.mark.parametrize(("border", "mode"), [("black", "constant"), ("reflect", "reflect")])
+def test_augmentations(border: Any, mode: Any) -> None:
     image = Image.fromarray(pixels(50, 60, 3))
-    transform = data.ImageTransform(40, 40, *RGB, padding=3)
+    transform = data.ImageTransform(40, 40, *RGB, padding=3, border=border)
     plain = eval_pixels(image, transform)
-    padded = np.pad(plain, ((3, 3), (3, 3), (0, 0)))
+    padded = np.pad(plain, ((3, 3), (3, 3), (0, 0)), mode)
     windows = {
         (padded[top : top + 40, left : left + 40][:, ::step]).tobytes(): (top, left, step)
         for top in range(7)
@@ -144,7 +146,7 @@ def test_augmentations() -> None:
     }
     seen = {windows[train_pixels(image, transform, np.random.default_rng(i)).tobytes()] for i in range(1500)}
     assert len(seen) == 98  # every place, mirrored and not
-    flipless = data.ImageTransform(40, 40, *RGB, padding=3, flip=False)
+    flipless = data.ImageTransform(40, 40, *RGB, padding=3, flip=False, border=border)
     assert all(windows[train_pixels(image, flipless, np.random.default_rng(i)).tobytes()][2] == 1 for i in range(50))
     none = data.ImageTransform(40, 40, *RGB, augment="none")
     assert np.array_equal(train_pixels(image, none, np.random.default_rng(0)), plain)
@@ -165,6 +167,8 @@ def test_augmentations() -> None:
         ({"std": (math.nan,)}, "std must be 1 or 3 numbers"),
         ({"mean": (math.inf,)}, "mean must be 1 or 3 numbers"),
         ({"padding": "4"}, "padding must be a whole number of pixels, not '4'"),
+        ({"border": "white"}, 'border must be "black" or "reflect"'),
+        ({"border": "reflect", "padding": 16}, "padding must be below half of crop to reflect the image, not 16"),
         ({"crop": 3.5}, "crop must be a whole number"),
         ({"mean": ("a",)}, "mean must be 1 or 3 numbers"),
         ({"mean": 0.5}, "mean must be 1 or 3 numbers"),

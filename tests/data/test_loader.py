@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -70,11 +70,12 @@ def test_evaluation_is_the_data_in_order(kernel: str) -> None:
     assert len(data.Loader(samples, CIFAR, batch_size=16)) == 4
 
 
-def test_augmentation_is_a_window_of_the_padded_image(kernel: str) -> None:
+@pytest.mark.parametrize(("border", "mode"), [("black", "constant"), ("reflect", "reflect")])
+def test_augmentation_is_a_window_of_the_padded_image(border: Any, mode: Any, kernel: str) -> None:
     """Against the slow way: take every window out of every padded image, and look for what came."""
     samples = small(20)
-    transform = dataclasses.replace(CIFAR, padding=2)
-    padded = np.pad(samples.x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)))
+    transform = dataclasses.replace(CIFAR, padding=2, border=border)
+    padded = np.pad(samples.x.numpy(), ((0, 0), (0, 0), (2, 2), (2, 2)), mode)
     windows = {}
     for i in range(20):
         for top in range(5):
@@ -100,9 +101,14 @@ def test_augmentation_is_a_window_of_the_padded_image(kernel: str) -> None:
 @pytest.mark.skipif(not native.available(), reason="the kernel was not compiled: there was no C compiler")
 @pytest.mark.parametrize("side", [5, 28, 32, 33])
 @pytest.mark.parametrize("padding", [0, 1, 4, 7])
-@pytest.mark.parametrize("channels", [1, 3])
-def test_both_kernels_agree_to_the_bit(side: int, padding: int, channels: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    transform = data.ImageTransform(side, side, CIFAR.mean[:channels], CIFAR.std[:channels], padding=padding)
+@pytest.mark.parametrize(("channels", "border"), [(1, "black"), (3, "black"), (3, "reflect")])
+def test_both_kernels_agree_to_the_bit(
+    side: int, padding: int, channels: int, border: Literal["black", "reflect"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if border == "reflect":
+        padding = min(padding, (side - 1) // 2)
+    mean, std = CIFAR.mean[:channels], CIFAR.std[:channels]
+    transform = data.ImageTransform(side, side, mean, std, padding=padding, border=border)
     loaders = [data.Loader(small(30, side, channels), transform, batch_size=7, train=train) for train in (True, False)]
     compiled = [collect(loader.epoch(1))[0] for loader in loaders]
     monkeypatch.setattr(native, "available", lambda: False)

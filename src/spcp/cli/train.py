@@ -13,6 +13,8 @@ from .training import TrainingOptions, calibrate_if_possible, warn_of_too_few
 from .user_data import DataOptions
 
 if TYPE_CHECKING:
+    from lightning_fabric.loggers.logger import Logger
+
     from ..config import Config
     from ..data import Benchmark
 
@@ -28,6 +30,7 @@ def train_command(
     out: Annotated[Path | None, option("Folder of the run; default: runs/DATA-METHOD-SEED.", "--out", "-o")] = None,
     alpha: Alpha = 0.05,
     score: ScoreName = None,
+    log: Annotated[list[str] | None, training_option("Log to tensorboard or mlflow, too; may be repeated.")] = None,
 ) -> None:
     """Train a network, or continue its training, and calibrate it on its validation data.
 
@@ -51,9 +54,17 @@ def train_command(
         given = rho_norm is not None or "rho_norm" in key_values(options.option)
         if config.truncation.rho_norm and not given:
             note(f"rho_norm: {config.truncation.rho_norm} by default; spcp tune chooses it on validation data")
-        run = train(config, folder, benchmark=benchmark)
+        run = train(config, folder, benchmark=benchmark, loggers=_loggers(log, folder, config))
     note(f"run: {folder}")
     calibrate_if_possible(run, alpha, score)
+
+
+def _loggers(names: list[str] | None, folder: Path, config: Config) -> list[Logger]:
+    if not names:
+        return []
+    from ..integrations.loggers import build_loggers
+
+    return build_loggers(names, folder, config)
 
 
 def _advise(config: Config, benchmark: Benchmark | None) -> None:

@@ -27,8 +27,8 @@ _ORIENTATION = 0x0112  # in EXIF
 class ImageTransform:
     """How images are prepared for a network; as many channels as `mean` has values (1: grey, 3: RGB).
 
-    In training, "crop" crops at a random place after padding with black, as for CIFAR; "resized_crop" takes a random
-    box of 8 to 100 % of the area and resizes it, as for ImageNet; "none" leaves the test transform.
+    In training, "crop" crops at a random place after padding, as for CIFAR; "resized_crop" takes a random box of 8 to
+    100 % of the area and resizes it, as for ImageNet; "none" leaves the test transform.
     """
 
     resize: int  # short side
@@ -37,6 +37,7 @@ class ImageTransform:
     std: tuple[float, ...]
     augment: Literal["crop", "resized_crop", "none"] = "crop"
     padding: int = 4  # of "crop"
+    border: Literal["black", "reflect"] = "black"  # what it is padded with
     flip: bool = True
     interpolation: Literal["nearest", "bilinear", "bicubic", "lanczos"] = "bilinear"
     squash: bool = False  # resize both sides, whatever the aspect, as some networks of Hugging Face do
@@ -64,7 +65,10 @@ class ImageTransform:
             raise DataError(f"crop must be at least 1 and at most resize, not {self.crop} of {self.resize}")
         if self.augment not in ("crop", "resized_crop", "none"):
             raise DataError(f'augment must be "crop", "resized_crop" or "none", not {self.augment!r}')
-
+        if self.border not in ("black", "reflect"):
+            raise DataError(f'border must be "black" or "reflect", not {self.border!r}')
+        if self.reflects and 2 * self.padding >= self.crop:
+            raise DataError(f"padding must be below half of crop to reflect the image, not {self.padding}")
         if self.interpolation not in ("nearest", "bilinear", "bicubic", "lanczos"):
             kinds = '"nearest", "bilinear", "bicubic" or "lanczos"'
             raise DataError(f"interpolation must be {kinds}, not {self.interpolation!r}")
@@ -73,6 +77,11 @@ class ImageTransform:
     def channels(self) -> int:
         """The number of channels, 1 or 3."""
         return len(self.mean)
+
+    @property
+    def reflects(self) -> bool:
+        """Whether images are padded with their reflections."""
+        return self.border == "reflect"
 
     @property
     def resampling(self) -> Any:
@@ -178,7 +187,8 @@ def train_pixels(image: Any, transform: ImageTransform, rng: np.random.Generator
     if transform.augment == "crop":
         pad = transform.padding
         left, top = rng.integers(0, 2 * pad + 1, size=2)
-        padded = np.pad(pixels, ((pad, pad), (pad, pad), (0, 0)))
+        mode: Literal["constant", "reflect"] = "reflect" if transform.reflects else "constant"
+        padded = np.pad(pixels, ((pad, pad), (pad, pad), (0, 0)), mode)
         pixels = padded[top : top + transform.crop, left : left + transform.crop]
     return pixels[:, ::-1] if flip else pixels
 

@@ -32,12 +32,17 @@ class Memory:
         self.compiled = native.available() and device.type == "cpu" and self.transform is not None
         if self.augmented and not self.compiled:
             assert isinstance(transform, ImageTransform)
-            self.x, self.table = self._padded(transform.padding, device)
+            self.x, self.table = self._padded(transform.padding, transform.reflects, device)
         self.rows = self.x.flatten(1)  # (N, C * H * W); whole rows are what index_select copies fastest
 
-    def _padded(self, padding: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    def _padded(self, padding: int, reflects: bool, device: torch.device) -> tuple[Tensor, Tensor]:
         side = self.shape[1]
-        x = F.pad(self.x, (padding,) * 4)
+        if reflects:
+            near = torch.arange(-padding, side + padding, device=device).abs()  # 2 1 0 1 2 ...
+            near = torch.minimum(near, 2 * (side - 1) - near)
+            x = self.x.index_select(2, near).index_select(3, near)
+        else:
+            x = F.pad(self.x, (padding,) * 4)
         pixel = torch.arange(x.shape[2] * x.shape[3], device="cpu").view(x.shape[2:])
         places = pixel.unfold(0, side, 1).unfold(1, side, 1).reshape(-1, side, side)
         return x, torch.stack([places, places.flip(2)], 1).flatten(0, 1).flatten(1).to(device)  # (windows, side * side)
@@ -49,7 +54,8 @@ class Memory:
             assert isinstance(self.transform, ImageTransform)
             scale, shift = scale_and_shift(self.transform.mean, self.transform.std, index.device)
             windows = window if self.augmented else None
-            return native.crop(self.x, index, windows, self.transform.padding, scale, shift), y
+            padding, reflects = self.transform.padding, self.transform.reflects
+            return native.crop(self.x, index, windows, padding, scale, shift, reflects=reflects), y
         x = self.rows.index_select(0, index)
         if self.augmented:
             pixels = self.table.index_select(0, window)[:, None]  # (B, 1, side * side)

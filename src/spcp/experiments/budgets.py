@@ -42,7 +42,8 @@ class Budget:
 
 
 _PAPER = {"beta": 0.999}  # at any length: what is not truncated has none
-_FAST = {"network": "whitened_cnn", "epochs": 12, "batch_size": 256, "lr": 0.2, "warmup": 2, "precision": "bf16-mixed"}
+_FAST = {"network": "whitened_cnn", "epochs": 12, "batch_size": 256, "lr": 0.2, "warmup": 2, "schedule": "linear"}
+_FAST |= {"augment": "reflect", "precision": "bf16-mixed"}
 _SMALL = {"width": 8, "epochs": 20}
 _TINY = {"width": 8, "epochs": 2, "images": 200}
 

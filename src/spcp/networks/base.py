@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import torch
 from torch import Tensor, nn
 
 
@@ -37,6 +38,25 @@ class Network(nn.Module):
     def num_classes(self) -> int:
         """K, the number of the classifier's outputs."""
         return self.classifier.out_features
+
+
+class PreactivationNetwork(Network):
+    """A stem, blocks of layers that each begin with their normalisation, and one last normalisation.
+
+    The features are `h = mean over all places of relu(bn(blocks(stem(x))))`.
+    """
+
+    def __init__(self, stem: nn.Module, blocks: Iterable[nn.Module], num_features: int, num_classes: int) -> None:
+        super().__init__()
+        self.stem = stem
+        self.blocks = nn.Sequential(*blocks)
+        self.bn = nn.BatchNorm2d(num_features)
+        self.classifier = nn.Linear(num_features, num_classes)
+        initialise(self)
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Return the penultimate features (batch, num_features)."""
+        return torch.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3))
 
 
 def initialise(network: nn.Module) -> None:

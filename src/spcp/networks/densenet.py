@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Network, initialise
+from .base import PreactivationNetwork
 
 
 class Layer(nn.Module):
@@ -37,12 +37,11 @@ class Transition(nn.Module):
         return nn.functional.avg_pool2d(self.conv(torch.relu(self.bn(x))), 2)
 
 
-class DenseNet(Network):
+class DenseNet(PreactivationNetwork):
     """Three dense blocks of `layers` layers each."""
 
     def __init__(self, num_classes: int, layers: int, growth: int, channels: int) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(channels, 2 * growth, 3, 1, 1, bias=False)
+        stem = nn.Conv2d(channels, 2 * growth, 3, 1, 1, bias=False)
         blocks: list[nn.Module] = []
         inputs = 2 * growth
         for block in range(3):
@@ -52,14 +51,7 @@ class DenseNet(Network):
             if block < 2:
                 blocks.append(Transition(inputs, inputs // 2))
                 inputs //= 2
-        self.blocks = nn.Sequential(*blocks)
-        self.bn = nn.BatchNorm2d(inputs)
-        self.classifier = nn.Linear(inputs, num_classes)
-        initialise(self)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return the penultimate features: (batch, 342) at growth 12."""
-        return torch.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3))
+        super().__init__(stem, blocks, inputs, num_classes)
 
 
 def densenet100(num_classes: int, *, width: int = 12, channels: int = 3) -> DenseNet:

@@ -124,13 +124,13 @@ def build_pretrained(
     library, model = _parts(name)
     if library == "hf":
         return _hugging_face(name, model, num_classes, architecture, weights)
-    own = {} if weights == "all" else {"num_classes": num_classes}
+    classes = {} if weights == "all" else {"num_classes": num_classes}
     if library == "timm":
         with _found(name, weights):
-            built: nn.Module = _library("timm").create_model(model, pretrained=weights != "none", **own)
+            built: nn.Module = _library("timm").create_model(model, pretrained=weights != "none", **classes)
         return built
     models = _library("torchvision.models")
-    network = adapt(models.get_model(model, **own))
+    network = adapt(models.get_model(model, **classes))
     if weights != "none":
         with _found(name, weights):
             state = models.get_model_weights(model).DEFAULT.get_state_dict(progress=False, weights_only=True)
@@ -192,12 +192,12 @@ def from_pretrained(kind: Any, path: str, **options: Any) -> Any:
 def _saved(transformers: Any, path: str, prefix: str) -> dict[str, torch.Tensor]:
     """Return the tensors below a prefix, without it, of a model's file or files."""
     hub = importlib.import_module("transformers.utils.hub")
-    found = hub.cached_file(path, "model.safetensors", _raise_exceptions_for_missing_entries=False)
-    if found is None:
+    single = hub.cached_file(path, "model.safetensors", _raise_exceptions_for_missing_entries=False)
+    if single is None:
         index = hub.cached_file(path, "model.safetensors.index.json")
         files, _ = hub.get_checkpoint_shard_files(path, index)
     else:
-        files = [found]
+        files = [single]
     tensors = {key: value for file in files for key, value in read_tensors(Path(file))[0].items()}
     return {key.removeprefix(prefix): value for key, value in tensors.items() if key.startswith(prefix)}
 

@@ -58,13 +58,13 @@ def put_weights(network: Network, tensors: Mapping[str, Tensor], source: str, *,
 
 def _under_our_names(network: Network, tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], Callable[[str], str]]:
     """Return the tensors by the network's names, and the function that gives a name of theirs back for one of ours."""
-    own = [name for name in network.state_dict() if not name.endswith("_extra_state")]
+    names = [name for name in network.state_dict() if not name.endswith("_extra_state")]
     run = {name: value for name, value in tensors.items() if not name.startswith("method.")}  # a training method's
-    ways: list[tuple[dict[str, Tensor], Callable[[str], str]]] = [(_moved(run, own), str)]
+    ways: list[tuple[dict[str, Tensor], Callable[[str], str]]] = [(_moved(run, names), str)]
     if isinstance(network, Adapted):
-        theirs = network.renamed(_moved(tensors, [network.original(name) for name in own]))
+        theirs = network.renamed(_moved(tensors, [network.original(name) for name in names]))
         ways.insert(0, (theirs, network.original))
-    return max(ways, key=lambda way: len(way[0].keys() & set(own)))
+    return max(ways, key=lambda way: len(way[0].keys() & set(names)))
 
 
 def _moved(tensors: Mapping[str, Tensor], names: Iterable[str]) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .base import Network, initialise
+from .base import PreactivationNetwork
 
 
 class Block(nn.Module):
@@ -29,25 +29,17 @@ class Block(nn.Module):
         return out + shortcut
 
 
-class WideResNet(Network):
+class WideResNet(PreactivationNetwork):
     """A WideResNet of `depth` layers, `16 * width` channels at first and `64 * width` features."""
 
     def __init__(self, num_classes: int, depth: int, width: int, channels: int, dropout: float) -> None:
-        super().__init__()
-        self.stem = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
+        stem = nn.Conv2d(channels, 16, 3, 1, 1, bias=False)
         blocks, inputs = [], 16
         for outputs, stride in ((16 * width, 1), (32 * width, 2), (64 * width, 2)):
             for i in range((depth - 4) // 6):
                 blocks.append(Block(inputs, outputs, stride if i == 0 else 1, dropout))
                 inputs = outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.bn = nn.BatchNorm2d(inputs)
-        self.classifier = nn.Linear(inputs, num_classes)
-        initialise(self)
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Return the penultimate features (batch, 64 * width)."""
-        return torch.relu(self.bn(self.blocks(self.stem(x)))).mean((2, 3))
+        super().__init__(stem, blocks, inputs, num_classes)
 
 
 def wideresnet28(num_classes: int, *, width: int = 10, channels: int = 3, dropout: float = 0.0) -> WideResNet:

@@ -321,7 +321,7 @@ def decisions(study: Study) -> list[Decision]:
     wanted = [(study.subject, DEFAULT), (study.subject, study.main_score), (study.subject, "energy")]
     if study.reference is not None:
         wanted.append((study.reference, "energy"))
-    found = []
+    listed = []
     for arm, score in dict.fromkeys(wanted):
         means = {key: arm.mean(score, *key) for key in study.sets} if score in study.scores else {}
         if not means or not all("detection_rate" in mean for mean in means.values()):
@@ -334,19 +334,19 @@ def decisions(study: Study) -> list[Decision]:
         }
         share, deviation = means[study.sets[0]]["false_alarm_rate"]  # of the same ID samples, whatever the set
         interval = rate_interval(round(share * samples), samples) if single else None
-        found.append(Decision(arm.name, score, score == DEFAULT, Rate(share, deviation, interval), rates))
-    return found
+        listed.append(Decision(arm.name, score, score == DEFAULT, Rate(share, deviation, interval), rates))
+    return listed
 
 
 def shipped(study: Study) -> list[tuple[str, Choice, tuple[Trial, ...]]]:
     """List the detectors of the subject's runs: the folder, how the score was chosen, and what it was tried on."""
-    found = []
+    detectors = []
     for member in study.subject.runs:
         notes = read_notes(member.run.detector_path) if member.run.detector_path.exists() else {}
         if "choice" in notes:
             trials = trials_from_json(notes["trials"])
-            found.append((str(member.run.folder), Choice.from_json(notes["choice"]), trials))
-    return found
+            detectors.append((str(member.run.folder), Choice.from_json(notes["choice"]), trials))
+    return detectors
 
 
 def all_rows(study: Study) -> list[dict[str, Any]]:

@@ -38,6 +38,7 @@ from .state import TrainingState
 _log = logging.getLogger("spcp")
 
 LOOK = 0.5  # seconds between two looks at the loss, which wait for the device
+REFLECTED = 3  # pixels by which images with a reflected border are shifted at most: less than with a black one
 
 
 class Trainee(nn.Module):
@@ -197,25 +198,31 @@ def warn_of_guessing(accuracy: float, y: Tensor) -> None:
 
 
 def augmented(benchmark: Benchmark, augment: str) -> Benchmark:
-    """Return the same benchmark, whose training images are changed less, or not at all."""
+    """Return the same benchmark, whose training images are changed otherwise, or not at all."""
     transform = benchmark.transform
     if augment == "full" or not isinstance(transform, ImageTransform):
         return benchmark
+    if augment == "reflect":
+        shifts = dataclasses.replace(transform, padding=min(REFLECTED, transform.padding), border="reflect")
+        return dataclasses.replace(benchmark, transform=shifts)
     kind: Literal["crop", "none"] = "crop" if augment == "flip" and transform.flip else "none"
     return dataclasses.replace(benchmark, transform=dataclasses.replace(transform, augment=kind, padding=0))
 
 
 def lr_at(step: int, total: int, config: Config, warmup_steps: int) -> float:
-    """Return the learning rate of a step: a rise over the warm-up, then half a cosine from `lr` down to `min_lr`.
+    """Return the learning rate of a step: a rise over the warm-up, then down to `min_lr` by half a cosine or a line.
 
     >>> config = Config(lr=0.1, min_lr=0.0)
-    >>> [round(lr_at(step, 10, config, 2), 3) for step in (0, 1, 2, 6, 10)]
-    [0.05, 0.1, 0.1, 0.05, 0.0]
+    >>> [round(lr_at(step, 10, config, 2), 3) for step in (0, 1, 2, 4, 6, 10)]
+    [0.05, 0.1, 0.1, 0.085, 0.05, 0.0]
+    >>> round(lr_at(4, 10, Config(lr=0.1, min_lr=0.0, schedule="linear"), 2), 3)
+    0.075
     """
     if step < warmup_steps:
         return config.lr * (step + 1) / warmup_steps
     share = (step - warmup_steps) / max(1, total - warmup_steps)
-    return config.min_lr + (config.lr - config.min_lr) * (1 + math.cos(math.pi * share)) / 2
+    left = 1 - share if config.schedule == "linear" else (1 + math.cos(math.pi * share)) / 2
+    return config.min_lr + (config.lr - config.min_lr) * left
 
 
 def layout_of(network: nn.Module) -> torch.memory_format:
