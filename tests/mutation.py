@@ -51,8 +51,8 @@ AIM = 0.05  # the share that may survive
 
 # Survivors that change nothing that can be seen, or nothing that a test on this machine can see.
 REASONS: dict[str, str] = {
-    "clip, _clip_in_aten: -W.shape[0] // _EXPORT_PARTS -> -W.shape[0] * _EXPORT_PARTS": "the same logits, in one part",
-    "clip, _clip_in_aten: 0 -> 1": "the same logits, in other parts",
+    "clip, class_parts: -W.shape[0] // _EXPORT_PARTS -> -W.shape[0] * _EXPORT_PARTS": "the same logits, in one part",
+    "clip, class_parts: 0 -> 1": "the same logits, in other parts",
     "clip, _clip_in_aten: c > threshold -> c >= threshold": "at a tie both are the threshold",
 }
 

@@ -17,8 +17,9 @@ SOURCE = ROOT / "src" / "spcp"
 ROOMS = (
     *("errors", "files", "tables", "journal", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
-    *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics", "detector", "choice"),
-    *("config", "runs", "training", "evaluation", "calibration", "detection", "tuning"),
+    *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
+    *("exported", "onnx_graph", "export", "int8", "detector", "choice"),
+    *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
     *("comparison", "integrations", "report", "experiments", "demo", "cli"),
 )
 

@@ -40,6 +40,28 @@ def threshold_rank(n: int, alpha: float, delta: float | None = None) -> int:
     return min(n, max(1, int((chance.cumsum(0) <= delta * (1 + _ROUNDING)).sum())))  # P(Binomial <= k - 1) <= delta
 
 
+def calibrated(
+    scores: Tensor, groups: Tensor | None, count: int, alpha: float, delta: float | None
+) -> tuple[list[Tensor], Tensor]:
+    """Return sorted calibration scores and their thresholds: of all, or of each of `count` groups, such as classes.
+
+    `groups` is the group of each score, (n,), or None.
+    """
+    if scores.isnan().any():
+        raise InputError(
+            f"{int(scores.isnan().sum())} of {len(scores)} calibration scores are not a number; check the inputs"
+        )
+    parts = [scores] if groups is None else [scores[groups == k] for k in range(count)]
+    parts = [part.sort().values for part in parts]
+    thresholds = []
+    for k, part in enumerate(parts):
+        try:
+            thresholds.append(part[threshold_rank(len(part), alpha, delta) - 1])
+        except InputError as error:
+            raise InputError(str(error) if groups is None else f"class {k}: {error}") from None
+    return parts, torch.stack(thresholds)
+
+
 def samples_needed(alpha: float, delta: float | None = None) -> int:
     """Return the least number of calibration samples with which anything can be flagged.
 

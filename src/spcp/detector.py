@@ -16,9 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from .bank import FeatureBank, batches_of, extract, inputs_at_once
-from .conformal import p_values, split, threshold_rank
+from .conformal import calibrated, p_values, split
 from .contributions import Explanation, SPCPLinear, Truncation, apply_spcp, explanations_of, find_classifier
+from .data import Inputs
 from .errors import InputError, check_numbers
+from .export import export
 from .files import read_tensors, write_tensors
 from .methods import METHODS, Method
 from .model import ScoredModel, is_untrained
@@ -202,23 +204,12 @@ class Detector(nn.Module):
             self.score.fit_held_out(bank.take(reference), self.model.head)
             data = bank.take(rest)
         predictions, scores = self.scores(data)
-        if scores.isnan().any():
-            raise InputError(
-                f"{int(scores.isnan().sum())} of {len(scores)} calibration scores are not a number; check the inputs"
-            )
-        groups = [scores[predictions == k] for k in range(self.model.num_classes)] if by_class else [scores]
-        groups = [group.sort().values for group in groups]
-        thresholds = []
-        for k, group in enumerate(groups):
-            try:
-                thresholds.append(group[threshold_rank(len(group), alpha, delta) - 1])
-            except InputError as error:
-                raise InputError(f"class {k}: {error}" if by_class else str(error)) from None
+        groups, thresholds = calibrated(scores, predictions if by_class else None, self.model.num_classes, alpha, delta)
         self.alpha, self.delta, self.by_class = alpha, delta, by_class
         device = self.model.device
         self.calibration_scores = torch.cat(groups).to(device)
         self.group_starts = torch.tensor([0, *map(len, groups)], device=device).cumsum(0)
-        self.score_thresholds = torch.stack(thresholds).to(device)
+        self.score_thresholds = thresholds.to(device)
         return self
 
     def decide(self, predictions: Tensor, scores: Tensor) -> Detection:
@@ -312,6 +303,30 @@ class Detector(nn.Module):
         tensors = {name: tensor for name, tensor in self.state_dict().items() if name not in transient}
         write_tensors(path, tensors, {"detector": json.dumps(about)})
         return path
+
+    def export(
+        self,
+        path: str | Path,
+        samples: Tensor | Sequence[np.ndarray],
+        *,
+        inputs: Inputs | None = None,
+        preprocessing: bool = False,
+        notes: Mapping[str, Any] | None = None,
+    ) -> Path:
+        """Write the detector as a file that runs without this library, and check it on samples.
+
+        From a batch of any size it makes the prediction, logits, score, p-value and `is_ood` of each sample. On the
+        samples, its logits and scores may differ from the detector's by 1e-4. `spcp.exported.ExportedDetector` opens an
+        ONNX file, and so does everything that runs ONNX.
+
+        Args:
+            path: the file to write: .onnx, or .pt2 for a program of `torch.export`.
+            samples: some inputs, as the file will get them: a tensor of prepared ones, or images if `preprocessing`.
+            inputs: what the network expects of its inputs, and the names of its classes, for the file's metadata.
+            preprocessing: put the test transform into the file: it takes images, as bytes (B, H, W, C) of any size.
+            notes: more for the metadata, in JSON.
+        """
+        return export(self, path, samples, inputs=inputs, preprocessing=preprocessing, notes=notes)
 
     @classmethod
     def load(cls, path: str | Path, network: nn.Module, score: Score | None = None) -> Self:

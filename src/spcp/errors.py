@@ -40,6 +40,16 @@ def raised_in(error: BaseException) -> str | None:
     return None
 
 
+def reason(error: BaseException) -> str:
+    """Return the first line of what an error of another library says, for a sentence that quotes it.
+
+    >>> reason(ValueError("no such node" + chr(10) + "at line 3"))
+    'no such node'
+    """
+    lines = (line.strip().rstrip(".:;") for line in str(error).splitlines())
+    return next((line for line in lines if line), type(error).__name__)[:200]
+
+
 def check_numbers(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
     """Raise an `InputError` for the first value that is missing, not a number, or out of its range.
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from typer import Argument
 
+from ..errors import InputError
 from .app import command
 from .options import LATEST, Alpha, BadFiles, Json, Model, ScoreName, Truncate, latest_run, open_runs, option
 from .output import note, percent, show
@@ -15,7 +16,9 @@ from .training import note_choice
 
 @command("calibrate", panel="Detect")
 def calibrate_command(
-    run: Annotated[Path | None, Argument(help=f"Folder of a run; default: {LATEST}.", show_default=False)] = None,
+    run: Annotated[
+        Path | None, Argument(help=f"Folder of a run, or a file in it that spcp export wrote; default: {LATEST}.")
+    ] = None,
     score: ScoreName = None,
     by: Annotated[str, option("What auto compares: detection_rate or auroc.")] = "detection_rate",
     alpha: Alpha = 0.05,
@@ -31,12 +34,16 @@ def calibrate_command(
 ) -> None:
     """Set the score threshold of a run on its validation data, and show the share of each test set that is flagged.
 
-    What is flagged of ID data is the false alarm rate, which alpha bounds; of OOD data, the detection rate.
+    What is flagged of ID data is the false alarm rate, which alpha bounds; of OOD data, the detection rate. An exported
+    file in the folder of a run is calibrated itself, at its own alpha: after it was made int8 by other tools, say.
 
     [dim]spcp calibrate runs/digits-spcp-0 --alpha 0.01 --score knn[/dim]
     """
     from ..calibration import calibrate_run, flagged_shares
 
+    if run is not None and run.suffix == ".onnx":
+        _calibrate_file(run, model, as_json)
+        return
     (opened,) = open_runs([latest_run(run, model=model)], model)
     settings: Any = {"delta": delta, "by_class": by_class, "search": search, "truncate": truncate, "by": by}
     benchmark = opened.benchmark(bad="skip") if bad == "skip" else None  # else as the run has it
@@ -47,3 +54,18 @@ def calibrate_command(
     hint = "" if len(rows) > 1 else "; there are no OOD sets to test on (--ood)"
     samples = len(detector.calibration_scores)
     note(f"calibrated on {samples} validation samples{hint}; written: {opened.detector_path}")
+
+
+def _calibrate_file(file: Path, model: str | None, as_json: bool) -> None:
+    from ..shipping import calibrate_exported, flagged_by_file
+
+    if not (file.absolute().parent / "config.json").exists():
+        raise InputError(
+            f"{file}: must lie in the folder of its run, whose validation data calibrates it; move it there"
+        )
+    (opened,) = open_runs([file.absolute().parent], model)
+    benchmark = opened.benchmark()
+    detector = calibrate_exported(file, opened, benchmark)
+    rows = flagged_by_file(detector, benchmark)
+    show(rows, as_json, f"flagged as OOD at alpha = {detector.alpha:g}", percent("flagged", "accuracy"))
+    note(f"calibrated on {detector.metadata['calibration_samples']} validation samples; written: {file}")

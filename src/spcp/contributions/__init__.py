@@ -1,5 +1,7 @@
 """The paper's method: contributions, their quantile, their truncation, and the head. It depends on torch alone."""
 
+from .clip import as_operator as as_operator
+from .clip import class_parts as class_parts
 from .clip import clip_contributions as clip_contributions
 from .head import SPCPLinear as SPCPLinear
 from .head import effective_threshold as effective_threshold

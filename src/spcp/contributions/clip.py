@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -13,8 +16,8 @@ from . import ops  # noqa: F401  (registers torch.ops.spcp)
 
 # torch.export has a flag since 2.7; before, it counts as compiling.
 _is_exporting = getattr(torch.compiler, "is_exporting", torch.compiler.is_compiling)
+_stays_operator: ContextVar[bool] = ContextVar("stays_operator", default=False)
 
-# An exported graph splits the K classes into so many parts, and holds the contributions of one part at a time.
 _EXPORT_PARTS = 32
 
 
@@ -84,7 +87,7 @@ def check_classifier(h: Tensor, W: Tensor, b: Tensor | None = None) -> torch.dty
 
 
 def _clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
-    if _is_exporting():
+    if _is_exporting() and not _stays_operator.get():
         return _clip_in_aten(h, W, b, threshold)
     rows = h if h.dim() == 2 else h.reshape(-1, h.shape[-1])  # (B, D)
     if torch.is_grad_enabled() and (h.requires_grad or W.requires_grad or (b is not None and b.requires_grad)):
@@ -94,15 +97,34 @@ def _clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
     return z if h.dim() == 2 else z.reshape(*h.shape[:-1], W.shape[0])
 
 
+def class_parts(W: Tensor) -> list[slice]:
+    """Return slices of the classes whose contributions are looked at together: all, or a few where a graph is exported.
+
+    A graph takes the whole batch, whose size may be a symbol; so it goes through the classes in parts.
+    """
+    whole = not (_is_exporting() or torch.compiler.is_compiling())
+    step = W.shape[0] if whole else -(-W.shape[0] // _EXPORT_PARTS)
+    return [slice(k, k + step) for k in range(0, W.shape[0], step)]
+
+
+@contextlib.contextmanager
+def as_operator() -> Iterator[None]:
+    """Let what is exported meanwhile keep `torch.ops.spcp.clip`, for who translates the operator himself."""
+    token = _stays_operator.set(True)
+    try:
+        yield
+    finally:
+        _stays_operator.reset(token)
+
+
 def _clip_in_aten(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:
     """Compute the formula in standard operators, so that an exported program runs without this library.
 
     It takes a few classes at a time and the whole batch, whose size may be a symbol.
     """
-    step = -(-W.shape[0] // _EXPORT_PARTS)
     sums = []
-    for k in range(0, W.shape[0], step):
-        c = h.unsqueeze(-2) * W[k : k + step]  # (..., step, D)
+    for classes in class_parts(W):
+        c = h.unsqueeze(-2) * W[classes]  # (..., classes, D)
         sums.append(torch.where(c > threshold, threshold, c).sum(-1))
     z = torch.cat(sums, -1)  # (..., K)
     return z if b is None else z + b

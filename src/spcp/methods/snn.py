@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..contributions import class_parts
 from ..networks import Network
 from .base import Method
 
@@ -17,9 +18,9 @@ CHUNK = 2**24  # contributions that are looked at together
 
 def snn_logits(h: Tensor, W: Tensor, b: Tensor | None, s: int) -> Tensor:
     """Return logits `z_k = sum of the s largest entries of W_k * h, + b_k`."""
-    rows = max(1, CHUNK // W.numel())
-    parts = [(part[:, None] * W).topk(s, dim=2).values.sum(2) for part in h.split(rows)]  # (rows, K) each
-    z = torch.cat(parts)
+    parts = (h,) if torch.compiler.is_compiling() else h.split(max(1, CHUNK // W.numel()))
+    sums = [[(part[:, None] * W[k]).topk(s, dim=2).values.sum(2) for k in class_parts(W)] for part in parts]
+    z = torch.cat([torch.cat(columns, 1) for columns in sums])  # (B, K)
     return z if b is None else z + b
 
 

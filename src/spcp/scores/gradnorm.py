@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ..contributions import effective_threshold
+from ..contributions import class_parts, effective_threshold
 from .base import Score, chunks, entering
 
 
@@ -17,10 +17,10 @@ def gradnorm(h: Tensor, z: Tensor, W: Tensor | None = None, threshold: Tensor | 
         return size * pull.sum(1)
     assert W is not None
     truncated = [  # sum_d |h_d| over truncated contributions, (B, K)
-        torch.einsum("bkd,bd->bk", (rows[:, None] * W > threshold).to(h.dtype), rows.abs())
+        torch.cat([(rows[:, None] * W[k] > threshold).to(h.dtype) @ rows.abs()[:, :, None] for k in class_parts(W)], 1)
         for rows in chunks(h, W.numel())
     ]
-    return (pull * (size[:, None] - torch.cat(truncated))).sum(1)
+    return (pull * (size[:, None] - torch.cat(truncated)[:, :, 0])).sum(1)
 
 
 class GradNorm(Score):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bank import FeatureBank
-from ..contributions import effective_threshold
+from ..contributions import class_parts, effective_threshold
 from .base import Score, chunks, energy, entering
 
 
@@ -52,8 +52,11 @@ class ITP(Score):
         """Return the energy of the logits of the contributions kept, (B,)."""
         W, threshold, parts = head.weight.detach(), effective_threshold(head), []
         for rows in chunks(entering(h, head), W.numel()):
-            c = rows[:, None] * W  # (rows, K, D)
-            truncated = c if threshold is None else c.minimum(threshold)
-            parts.append(truncated.masked_fill(~(self.keep & (c < self.limit)), 0).sum(2))
+            sums = []
+            for k in class_parts(W):
+                c = rows[:, None] * W[k]  # (rows, classes, D)
+                truncated = c if threshold is None else c.minimum(threshold)
+                sums.append(truncated.masked_fill(~(self.keep[k] & (c < self.limit[k])), 0).sum(2))
+            parts.append(torch.cat(sums, 1))
         logits = torch.cat(parts)
         return energy(logits if head.bias is None else logits + head.bias.detach())
