@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from .data import AudioTransform, Inputs
@@ -16,10 +17,11 @@ from .data.listing import Listing, Sample, Samples
 from .data.memory import finish
 from .detector import Detection, Detector, Reasons
 from .errors import InputError
+from .exported import ExportedDetector
 from .journal import OR_ANEW, Journal
 
 Decided = Detection | list[Reasons]
-Decide = Callable[[torch.Tensor], Decided]
+Decide = Callable[[Any], Decided]  # about a batch
 
 BATCH = 64
 FIELDS = {"file": str, "is_ood": bool, "p_value": float, "class": str, "score": float, "members": dict, "problem": str}
@@ -103,7 +105,7 @@ def windows(samples: Iterable[Sample], size: int = BATCH) -> Iterator[list[Sampl
 
 
 def detect_files(
-    detector: Detector,
+    detector: Detector | ExportedDetector,
     inputs: Inputs,
     samples: Iterable[Sample],
     *,
@@ -114,7 +116,7 @@ def detect_files(
     """Yield a result for each sample, in order, as they are made: memory does not depend on how many there are.
 
     Args:
-        detector: a calibrated detector.
+        detector: a calibrated detector, or an exported one.
         inputs: what its network takes.
         samples: those of `find_files`.
         explain: add the p-values of the members of a consensus.
@@ -126,7 +128,7 @@ def detect_files(
 
 
 def detect_windows(
-    detector: Detector,
+    detector: Detector | ExportedDetector,
     inputs: Inputs,
     listed: Iterable[list[Sample]],
     *,
@@ -139,8 +141,7 @@ def detect_windows(
         first = list(itertools.islice(listed, default_workers()))
         workers = len(first) if len(first) > 1 else 0  # for one batch they are not worth their start
         listed = itertools.chain(first, listed)
-    decide = detector.explain if explain else detector.detect
-    device = detector.model.device
+    decide, device = _decider(detector, explain)
     waiting: deque[list[Sample]] = deque()  # windows that are being decoded, without what is in them
 
     def keys() -> Iterator[list[Key]]:
@@ -149,17 +150,35 @@ def detect_windows(
             waiting.append([Sample(sample.name, problem=sample.problem) for sample in loaded])
             yield [(sample,) for sample in loaded if not sample.problem]
 
-    decoder = Decoder(Samples("audio" if isinstance(inputs.transform, AudioTransform) else "image"), inputs.transform)
+    whole = isinstance(detector, ExportedDetector) and detector.takes_pixels
+    kind: Any = "audio" if isinstance(inputs.transform, AudioTransform) else "image"
+    decoder = Decoder(Samples(kind), inputs.transform, whole=whole)
     for x, _, unreadable in _alive(stream(decoder, keys(), workers, device)):
         window = waiting.popleft()
         problems = {sample.name: sample.problem for sample in window if sample.problem} | dict(unreadable)
         names = [sample.name for sample in window if sample.name not in problems]
-        x = finish(x.to(device, non_blocking=True), inputs.transform)
+        x = x if whole else finish(x.to(device, non_blocking=True), inputs.transform)
         results = _results(decide(x), names, inputs) if names else iter(())
         yield [
             FileDetection(sample.name, problem=problems[sample.name]) if sample.name in problems else next(results)
             for sample in window
         ]
+
+
+def _decider(detector: Detector | ExportedDetector, explain: bool) -> tuple[Decide, torch.device]:
+    """Return what decides about a batch, and where the batch has to be."""
+    if isinstance(detector, Detector):
+        return detector.explain if explain else detector.detect, detector.model.device
+    if explain:
+        raise InputError("an exported detector cannot say why (--explain); use the run itself")
+
+    def decide(x: torch.Tensor | list[torch.Tensor]) -> Detection:
+        batches = [x.numpy()] if isinstance(x, torch.Tensor) else [image[None].numpy() for image in x]
+        columns = zip(*map(detector.detect, batches), strict=True)
+        predictions, _, scores, p, is_ood = (torch.from_numpy(np.concatenate(column)) for column in columns)
+        return Detection(predictions, scores, p, is_ood)
+
+    return decide, torch.device("cpu")
 
 
 def _alive(batches: Iterator[Batch]) -> Iterator[Batch]:

@@ -16,11 +16,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
-from spcp import detection, progress
+from spcp import detection, export, progress
 from spcp.calibration import load_detector
 from spcp.data import listing
+from spcp.exported import ExportedDetector
 
 from . import Spcp
 
@@ -305,3 +308,32 @@ def test_options_out_of_range(run: Spcp, trained: Path, some: Path) -> None:
     assert run("detect", some, "--run", trained, "--device", "cpu", "--workers", 0).code == 3
     assert "leave out files" in run("detect", some, "--follow", "--run", trained).err
     assert "no files to classify" in run("detect", "--run", trained).err
+
+
+@pytest.mark.parametrize("preprocessing", [False, True])
+def test_an_exported_detector_decides_alike(
+    preprocessing: bool, run: Spcp, trained: Path, some: Path, photos: Path, tmp_path: Path
+) -> None:
+    """And takes images of any size, where it prepares them itself."""
+    pytest.importorskip("onnxruntime")
+    detector, inputs = load_detector(trained)
+    images = [np.asarray(Image.open(path)) for path in sorted((photos / "id" / "left").iterdir())[:8]]
+    samples: Any = images if preprocessing else export.prepared(images, inputs.transform)
+    path = detector.export(tmp_path / "detector.onnx", samples, inputs=inputs, preprocessing=preprocessing)
+    Image.open(photos / "id" / "left" / "0.png").resize((31, 20)).save(some / "large.png")
+    out = tmp_path / "out.jsonl"
+    result = run("detect", some, "--run", path, "--workers", 2, "--batch-size", 1, "--out", out)
+    assert result.code == 3
+    exported = ExportedDetector.open(path)
+    for row, file in zip(read(out), sorted(some.iterdir()), strict=True):
+        assert row["file"] == str(file)
+        assert ("problem" in row) == (file.name == "20.png")
+        if "problem" not in row:
+            pixels = np.asarray(Image.open(file))
+            one = exported.detect(
+                pixels[None] if preprocessing else export.prepared([pixels], inputs.transform).numpy()
+            )
+            assert (row["class"], row["is_ood"]) == (inputs.class_names[one.predictions[0]], bool(one.is_ood[0]))
+            assert (row["score"], row["p_value"]) == pytest.approx((one.scores[0], one.p_values[0]), abs=1e-3)
+    for option in ("--explain", "--device=cuda"):
+        assert run("detect", some, "--run", path, option).code == 2

@@ -24,7 +24,6 @@ from .output import RowStream, note
 
 if TYPE_CHECKING:
     from ..data.listing import Sample
-    from ..detector import Detector
 
 UNREADABLE = 3  # the exit code if some inputs could not be read
 _COUNTING = 0.005  # seconds for each batch, in which inputs are counted for the time left
@@ -37,7 +36,8 @@ def detect_command(
         Argument(help="Files, folders, patterns, arrays, tar and parquet files; - reads a list.", show_default=False),
     ] = None,
     run: Annotated[
-        Path | None, option(f"A calibrated run, or its detector.safetensors; default: {LATEST}.", "--run", "-r")
+        Path | None,
+        option(f"A calibrated run, its detector.safetensors, or an exported .onnx; default: {LATEST}.", "--run", "-r"),
     ] = None,
     out: Annotated[
         Path | None,
@@ -87,7 +87,7 @@ def detect_command(
     if out and (form or as_json):
         raise InputError(f"--out {out}: its ending says how it is written; leave out --format and --json")
     path = latest_run(run, "detector.safetensors", model)
-    detector, inputs = load_detector(path, network=model)
+    detector, inputs = _exported(path) if path.suffix == ".onnx" else load_detector(path, network=model)
     _move(detector, device)
     fields = {key: kind for key, kind in FIELDS.items() if explain or key != "members"}
     listing = Listing([] if follow else files or [], inputs, column=column)
@@ -134,10 +134,30 @@ def detect_command(
         raise typer.Exit(UNREADABLE)
 
 
-def _move(detector: Detector, device: str | None) -> None:
+def _exported(path: Path) -> tuple[Any, Any]:
+    """Open an exported detector."""
+    import torch
+
+    from ..data import Inputs
+    from ..exported import ExportedDetector
+
+    detector = ExportedDetector.open(path, threads=torch.get_num_threads())
+    try:
+        return detector, Inputs.from_json(detector.inputs)
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
+
+
+def _move(detector: Any, device: str | None) -> None:
     """Move a detector to a device."""
     import torch
 
+    from ..detector import Detector
+
+    if not isinstance(detector, Detector):
+        if device not in (None, "cpu"):
+            raise InputError(f"--device {device}: an exported detector runs on the cpu; leave it out, or name the run")
+        return
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:
         detector.to(torch.device(name))
