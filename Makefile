@@ -64,6 +64,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/overhead.py --check
 	$(BIN)/python benchmarks/loading.py --check
 	$(BIN)/python benchmarks/streaming.py --check
+	$(BIN)/python benchmarks/detecting.py --check
 	$(BIN)/python benchmarks/startup.py --check
 	$(BIN)/python benchmarks/monitoring.py --check
 	$(BIN)/python benchmarks/export.py --check

@@ -130,9 +130,10 @@ def calibrate(folder: Path, _: Path) -> object:
 
 
 def detect(folder: Path, given: Path) -> object:
+    detector, inputs = load_detector(folder / "run")
     return detections(folder / "run"), [
         (result.file.replace(str(given), ""), result.score, result.is_ood, result.problem.replace(str(given), ""))
-        for result in detect_files(*load_detector(folder / "run"), find_files([str(given / "photos")]))
+        for result in detect_files(detector, inputs, find_files([str(given / "photos")], inputs))
     ]
 
 

@@ -184,7 +184,8 @@ spcp train --help
 ```
 
 Results go to standard output: a table on a terminal, CSV in a pipe, JSON with `--json`. Everything else goes to
-standard error. Exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted (Ctrl-C).
+standard error. Exit codes: 0 success, 1 failure, 2 invalid input, 3 some inputs could not be read, 130 interrupted
+(Ctrl-C).
 
 Every command takes `--quiet` (`-q`), which shows nothing but results and problems, and `--verbose` (`-v`), which also
 shows tracebacks. A run is a folder in `runs/`, see [Training](training.md); where it may be omitted, the latest is

@@ -15,7 +15,7 @@ SOURCE = ROOT / "src" / "spcp"
 # The rooms from left to right, as docs/architecture.md lists them from top to bottom. A module may import from its own
 # room and from those before it.
 ROOMS = (
-    *("errors", "files", "tables", "progress", "compiled"),
+    *("errors", "files", "tables", "journal", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
     *("exported", "onnx_graph", "export", "int8", "detector", "choice"),

@@ -24,8 +24,8 @@ def test_arrays_and_images(tmp_path: Path) -> None:
     for i in range(3):
         image.fromarray(test.x[i, 0].numpy()).save(tmp_path / f"{i}.png")
     (tmp_path / "1.png").write_bytes(b"damaged")
-    files = [tmp_path / "a.npz", *find_files([str(tmp_path / "*.png")])]
-    results = list(detect_files(detector, benchmark.inputs(), files))
+    files, inputs = [str(tmp_path / "a.npz"), str(tmp_path / "*.png")], benchmark.inputs()
+    results = list(detect_files(detector, inputs, find_files(files, inputs)))
     expected = detector.detect(torch.cat([x for x, _ in benchmark.loader("test")]))
     assert [result.file for result in results[:2]] == [f"{files[0]}[0]", f"{files[0]}[1]"]
     assert [result.is_ood for result in results[:40]] == expected.is_ood.tolist()
@@ -37,7 +37,7 @@ def test_arrays_and_images(tmp_path: Path) -> None:
     assert "damaged" in results[41].as_record()["problem"] or "1.png" in results[41].as_record()["problem"]
     assert "problem" not in results[40].as_record()
     with pytest.raises(InputError, match="there is no such file or folder"):
-        find_files([str(tmp_path / "nothing")])
+        find_files([str(tmp_path / "nothing")], inputs)
 
 
 def test_files_of_another_kind_or_shape(tmp_path: Path) -> None:
@@ -45,7 +45,9 @@ def test_files_of_another_kind_or_shape(tmp_path: Path) -> None:
     inputs = data.Inputs(tuple("abc"), (4,), None)
     np.save(tmp_path / "a.npy", np.zeros((2, 5), np.float32))
     (tmp_path / "b.png").write_bytes(b"")
-    results = list(detect_files(detector, inputs, [tmp_path / "a.npy", tmp_path / "b.png"]))
+    results = list(
+        detect_files(detector, inputs, find_files([str(tmp_path / "a.npy"), str(tmp_path / "b.png")], inputs))
+    )
     assert "its samples are (5,), but the network takes (4,)" in results[0].problem
     assert "the network takes floats (4,); give an npz, npy or safetensors" in results[1].problem
     with pytest.raises(ValueError, match="is too large for a sample"):

@@ -13,7 +13,7 @@ from typing import Any
 from . import networks
 from .contributions import RhoNorm, Truncation
 from .data import AudioTransform, Benchmark, Inputs, load_benchmark
-from .errors import InputError, Rule, check_numbers
+from .errors import InputError, Rule, check_numbers, did_you_mean
 from .methods import METHODS, TRUNCATING, Method
 from .methods.base import NO_TRUNCATION
 from .networks import Network
@@ -254,8 +254,8 @@ def build_network(
     if name not in networks.NETWORKS:
         names = ", ".join(networks.NETWORKS)
         raise InputError(
-            f"no network {name!r}; there are {names}; pretrained ones as timm:NAME, hf:NAME or torchvision:NAME; or "
-            "your code as package.module:function"
+            f"no network {name!r}{did_you_mean(name, networks.NETWORKS)}; there are {names}; pretrained ones as "
+            "timm:NAME, hf:NAME or torchvision:NAME; or your code as package.module:function"
         )
     build: Any = networks.NETWORKS[name]
     options: dict[str, Any] = {} if config.width is None else {"width": config.width}

@@ -1,38 +1,38 @@
-"""Detect OOD samples among files: images or sounds, folders of them, and arrays."""
+"""Detect OOD samples among files: images or sounds, folders, patterns and archives of them, and arrays."""
 
 from __future__ import annotations
 
-import glob
 import itertools
-import os
-import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
-from .data import DataError, FileSet, ImageTransform, Inputs, Loader, read_arrays, read_folder
-from .data.decoding import Decoder, Keys, default_workers, stream
+from .data import AudioTransform, Inputs
+from .data.decoding import Batch, Decoder, Key, default_workers, stream
+from .data.listing import Listing, Sample, Samples
 from .data.memory import finish
-from .data.prepared import fits_in_memory
 from .detector import Detection, Detector, Reasons
 from .errors import InputError
+from .exported import ExportedDetector
+from .journal import OR_ANEW, Journal
 
 Decided = Detection | list[Reasons]
-Decide = Callable[[torch.Tensor], Decided]
+Decide = Callable[[Any], Decided]  # about a batch
 
-_TOGETHER = 512  # files that are decoded by the same workers, and samples of an array
-_BATCH = 64  # of files
-_ARRAYS = (".npz", ".npy", ".safetensors")
+BATCH = 64
+FIELDS = {"file": str, "is_ood": bool, "p_value": float, "class": str, "score": float, "members": dict, "problem": str}
+_IN_VAIN = 1000  # inputs that are not there, after which the rest is not looked for before the first result
 
 
 @dataclass(frozen=True)
 class FileDetection:
     """What a detector decides about one sample; a sample that cannot be read has a problem and nothing else."""
 
-    file: str  # with [i] for the i-th sample of an array
+    file: str  # with [i] for row i of an array or a parquet file, and /name for a file in a tar file
     is_ood: bool | None = None
     p_value: float | None = None
     score: float | None = None
@@ -53,96 +53,174 @@ class FileDetection:
         return record | ({"problem": self.problem} if self.problem else {})
 
 
-def find_files(arguments: Sequence[str], stdin: Any = None) -> list[Path | FileDetection]:
-    """Return the files that are named by files, folders, patterns, and "-" for a list on standard input.
+@dataclass
+class Counts:
+    """How many inputs there were, how many of them were flagged as OOD, and how many could not be read."""
 
-    What is not there is a result already, with its problem; if nothing is there, that is an error.
+    inputs: int = 0
+    flagged: int = 0
+    unreadable: int = 0
+
+    def add(self, records: Iterable[Mapping[str, Any]]) -> None:
+        """Count records, as they are or read from a CSV file."""
+        for record in records:
+            self.inputs += 1
+            self.flagged += record["is_ood"] in (True, "true")
+            self.unreadable += bool(record.get("problem"))
+
+
+def find_files(arguments: Sequence[str], inputs: Inputs, *, column: str | None = None) -> Iterator[Sample]:
+    """Yield the samples that files, folders, patterns and "-" name, see `spcp.data.Listing`, as they are found.
+
+    What is not there is a sample with a problem; if nothing is there, that is an error.
     """
-    names: list[str] = []
-    for argument in arguments:
-        lines = (stdin or sys.stdin).read().split("\n") if argument == "-" else [argument]
-        names += [line for line in lines if line.strip() and (line != "-" or argument != "-")]
-    found = [file for name in names for file in _found(name.removesuffix("\r"))]
-    if found and all(isinstance(file, FileDetection) for file in found):
-        raise InputError(next(file.problem for file in found if isinstance(file, FileDetection)))
-    return list(dict.fromkeys(found))  # a pattern may match a folder and what is in it
+    return check_some(Listing(arguments, inputs, column=column))
 
 
-def _found(name: str) -> list[Path | FileDetection]:
-    path = os.path.expanduser(name)
-    matches = [path] if os.path.exists(path) else sorted(glob.glob(path, recursive=True))
-    if not matches:
-        what = "no file fits this pattern" if glob.has_magic(path) else "there is no such file or folder"
-        return [FileDetection(name, problem=f"{name}: {what}; check it")]
-    try:
-        return [file for match in matches for file in _below(Path(match))]
-    except DataError as error:
-        return [FileDetection(name, problem=str(error))]
+def check_some(samples: Iterable[Sample]) -> Iterator[Sample]:
+    """Return the samples; an error if all of them (a thousand, if there are more) were looked for in vain."""
+    following, lost = iter(samples), []
+    for sample in following:
+        lost.append(sample)
+        if not sample.problem or len(lost) > _IN_VAIN:
+            return itertools.chain(lost, following)
+    raise InputError(lost[0].problem if lost else "there are no files to classify; name some")
 
 
-def _below(path: Path) -> list[Path]:
-    """Return a file, or the images or sounds of a folder."""
-    if not path.is_dir():
-        return [path]
-    listed = read_folder(path, label="")
-    return [listed.root / name for name in listed.paths]
+def windows(samples: Iterable[Sample], size: int = BATCH) -> Iterator[list[Sample]]:
+    """Yield samples that are decided about together: up to so many, either floats or not, and each name once."""
+    window: list[Sample] = []
+    names: set[str] = set()
+    is_float = None  # whether the window holds floats, as far as it is known
+    for sample in samples:
+        own = None if sample.problem else sample.is_float
+        if len(window) == size or sample.name in names or (own is not None and is_float not in (own, None)):
+            yield window
+            window, names, is_float = [], set(), None
+        window.append(sample)
+        names.add(sample.name)
+        is_float = is_float if own is None else own
+    if window:
+        yield window
 
 
 def detect_files(
-    detector: Detector, inputs: Inputs, files: Sequence[Path | FileDetection], *, explain: bool = False
+    detector: Detector | ExportedDetector,
+    inputs: Inputs,
+    samples: Iterable[Sample],
+    *,
+    explain: bool = False,
+    batch_size: int = BATCH,
+    workers: int | None = None,
 ) -> Iterator[FileDetection]:
-    """Yield a result for each file, and for each sample of an array, in order; results among the files as they are.
+    """Yield a result for each sample, in order, as they are made: memory does not depend on how many there are.
 
-    `explain` adds the p-values of the members of a consensus.
+    Args:
+        detector: a calibrated detector, or an exported one.
+        inputs: what its network takes.
+        samples: those of `find_files`.
+        explain: add the p-values of the members of a consensus.
+        batch_size: how many samples are decoded, and decided about, together.
+        workers: processes that decode; by default one for each core, at most 8, and none for a single batch.
     """
-    decide = detector.explain if explain else detector.detect
-    for kind, group in itertools.groupby(files, _kind):
-        if kind == "result":
-            yield from (file for file in group if isinstance(file, FileDetection))
-            continue
-        paths = [path for path in group if isinstance(path, Path)]
-        if kind == "array":
-            for path in paths:
-                yield from _in_array(decide, inputs, path)
-        elif inputs.transform is None:
-            problem = f"the network takes floats {inputs.shape}; give an npz, npy or safetensors"
-            yield from (FileDetection(str(path), problem=f"{path}: {problem}") for path in paths)
-        else:
-            for start in range(0, len(paths), _TOGETHER):
-                yield from _in_files(decide, inputs, paths[start : start + _TOGETHER], detector.model.device)
+    results = detect_windows(detector, inputs, windows(samples, batch_size), explain=explain, workers=workers)
+    return itertools.chain.from_iterable(results)
 
 
-def _kind(file: Path | FileDetection) -> str:
-    if isinstance(file, FileDetection):
-        return "result"
-    return "array" if file.suffix.lower() in _ARRAYS else "file"
+def detect_windows(
+    detector: Detector | ExportedDetector,
+    inputs: Inputs,
+    listed: Iterable[list[Sample]],
+    *,
+    explain: bool = False,
+    workers: int | None = None,
+) -> Iterator[list[FileDetection]]:
+    """Yield the results of each window, see `windows` and `detect_files`."""
+    listed = iter(listed)
+    if workers is None:
+        first = list(itertools.islice(listed, default_workers()))
+        workers = len(first) if len(first) > 1 else 0  # for one batch they are not worth their start
+        listed = itertools.chain(first, listed)
+    decide, device = _decider(detector, explain)
+    waiting: deque[list[Sample]] = deque()  # windows that are being decoded, without what is in them
+
+    def keys() -> Iterator[list[Key]]:
+        for window in listed:
+            loaded = [sample.loaded() for sample in window]
+            waiting.append([Sample(sample.name, problem=sample.problem) for sample in loaded])
+            yield [(sample,) for sample in loaded if not sample.problem]
+
+    whole = isinstance(detector, ExportedDetector) and detector.takes_pixels
+    kind: Any = "audio" if isinstance(inputs.transform, AudioTransform) else "image"
+    decoder = Decoder(Samples(kind), inputs.transform, whole=whole)
+    for x, _, unreadable in _alive(stream(decoder, keys(), workers, device)):
+        window = waiting.popleft()
+        problems = {sample.name: sample.problem for sample in window if sample.problem} | dict(unreadable)
+        names = [sample.name for sample in window if sample.name not in problems]
+        x = x if whole else finish(x.to(device, non_blocking=True), inputs.transform)
+        results = _results(decide(x), names, inputs) if names else iter(())
+        yield [
+            FileDetection(sample.name, problem=problems[sample.name]) if sample.name in problems else next(results)
+            for sample in window
+        ]
 
 
-def _in_array(decide: Decide, inputs: Inputs, path: Path) -> Iterator[FileDetection]:
+def _decider(detector: Detector | ExportedDetector, explain: bool) -> tuple[Decide, torch.device]:
+    """Return what decides about a batch, and where the batch has to be."""
+    if isinstance(detector, Detector):
+        return detector.explain if explain else detector.detect, detector.model.device
+    if explain:
+        raise InputError("an exported detector cannot say why (--explain); use the run itself")
+
+    def decide(x: torch.Tensor | list[torch.Tensor]) -> Detection:
+        batches = [x.numpy()] if isinstance(x, torch.Tensor) else [image[None].numpy() for image in x]
+        columns = zip(*map(detector.detect, batches), strict=True)
+        predictions, _, scores, p, is_ood = (torch.from_numpy(np.concatenate(column)) for column in columns)
+        return Detection(predictions, scores, p, is_ood)
+
+    return decide, torch.device("cpu")
+
+
+def _alive(batches: Iterator[Batch]) -> Iterator[Batch]:
+    """Pass batches on; that a worker was killed is one sentence."""
     try:
-        data = read_arrays(path)
-        loader = Loader(data, inputs.transform if data.x.dtype == torch.uint8 else None, batch_size=_TOGETHER)
-        names = (f"{path}[{i}]" for i in range(len(data)))
-        for x, _ in loader:
-            if tuple(x.shape[1:]) != inputs.shape:
-                raise DataError(f"{path}: its samples are {tuple(x.shape[1:])}, but the network takes {inputs.shape}")
-            yield from _results(decide(x), names, inputs)
-    except DataError as error:
-        yield FileDetection(str(path), problem=str(error))
+        yield from batches
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        raise InputError(
+            f"a process that decodes was ended from outside, maybe for want of memory ({str(error).splitlines()[0]}); "
+            "take fewer workers or smaller batches (--workers, --batch-size)"
+        ) from error
 
 
-def _in_files(decide: Decide, inputs: Inputs, files: Sequence[Path], device: torch.device) -> Iterator[FileDetection]:
-    kind: Any = "image" if isinstance(inputs.transform, ImageTransform) else "audio"
-    data = FileSet("files", Path(), tuple(map(str, files)), torch.full((len(files),), -1), kind=kind)
-    shares = [slice(start, min(start + _BATCH, len(data))) for start in range(0, len(data), _BATCH)]
-    workers = 0 if len(data) <= _BATCH or fits_in_memory(data, inputs.transform) else default_workers()
-    decoder, keys = Decoder(data, inputs.transform, train=False, seed=0), Keys(torch.arange(len(data)), 0, shares)
-    for share, (x, _, problems) in zip(shares, stream(decoder, keys, workers, device), strict=True):
-        unreadable = dict(problems)
-        readable = [path for path in data.paths[share] if path not in unreadable]
-        results = _results(decide(finish(x, inputs.transform)), readable, inputs) if readable else iter(())
-        for path in data.paths[share]:
-            yield FileDetection(path, problem=unreadable[path]) if path in unreadable else next(results)
+def resumed(journal: Journal, listed: Iterable[list[Sample]]) -> tuple[Counts, Iterator[list[Sample]]]:
+    """Return the counts of the whole windows that a journal holds, and the windows that are left.
+
+    Its last window, if it is not whole, is cut off, so that what follows is as if there had been no break. Rows that
+    are not those of the samples, in order, are an error.
+    """
+    counts, records, listed = Counts(), journal.records(), iter(listed)
+    for window in listed:
+        place = journal.place
+        rows = list(itertools.islice(records, len(window)))
+        for row, sample in zip(rows, window, strict=False):
+            if _utf8(row["file"]) != _utf8(sample.name):
+                changed = f"has a row of {row['file']} where the inputs have {sample.name}"
+                raise InputError(f"{journal.path}: {changed}; {OR_ANEW}")
+        if len(rows) < len(window):
+            journal.cut(place)
+            return counts, itertools.chain([window], listed)
+        counts.add(rows)
+    place = journal.place
+    if next(records, None) is not None:
+        raise InputError(f"{journal.path}: has more rows than there are inputs, {counts.inputs}; {OR_ANEW}")
+    journal.cut(place)
+    return counts, iter(())
+
+
+def _utf8(name: str) -> str:
+    return name.encode(errors="backslashreplace").decode()
 
 
 def _results(decided: Decided, names: Iterable[str], inputs: Inputs) -> Iterator[FileDetection]:

@@ -230,7 +230,23 @@ class Detector(nn.Module):
     def detect(self, data: Any) -> Detection:
         """Detect OOD samples among inputs (a tensor, or batches of them) or in a bank."""
         self._check_calibrated()
-        return self.decide(*self.scores(data))
+        try:
+            return self.decide(*self.scores(data))
+        except (RuntimeError, ValueError, IndexError) as error:
+            if isinstance(data, Tensor | np.ndarray) and self._takes(torch.as_tensor(data)[None]):
+                raise InputError(
+                    f"an input of shape {tuple(data.shape)} has no batch dimension; give a batch, x[None] for one input"
+                ) from error
+            raise
+
+    @torch.no_grad()
+    def _takes(self, x: Tensor) -> bool:
+        """Tell whether the network can be run on a batch."""
+        try:
+            self.model.outputs(x.to(self.model.device))
+            return True
+        except (RuntimeError, ValueError, IndexError):
+            return False
 
     @torch.no_grad()
     def explain(self, x: Tensor) -> list[Reasons]:

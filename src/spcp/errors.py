@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -63,6 +64,16 @@ def check_numbers(values: Mapping[str, Any], rules: Mapping[str, Rule]) -> None:
             what = "a whole number" if kind is int else "a number"
             limit = f"at least {low:g}" if high >= LARGEST else f"from {low:g} to {high:g}"
             raise InputError(f"{name} = {value!r:.60} must be {what}" + (f", {limit}" if low > -LARGEST else ""))
+
+
+def did_you_mean(name: str, names: Iterable[str]) -> str:
+    """Return a question after the closest of the names, to end a clause about one that does not exist; or nothing.
+
+    >>> did_you_mean("enrgy", ["msp", "energy"])
+    " (did you mean 'energy'?)"
+    """
+    close = difflib.get_close_matches(name.lower(), names, 1)
+    return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def need(module: str, package: str, extra: str = "data") -> ModuleType:

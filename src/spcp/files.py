@@ -32,7 +32,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     sweep(path.parent, path.name)
     temporary, handle = _new_file_beside(path)
-    lock = os.dup(handle) if fcntl else None  # lasts until the file, closed, has its name
+    held = os.dup(handle) if fcntl else None  # lasts until the file, closed, has its name
     try:
         with os.fdopen(handle, "wb") as file:
             yield file
@@ -41,8 +41,8 @@ def written(path: Path) -> Iterator[BinaryIO]:
         temporary.unlink(missing_ok=True)
         raise
     finally:
-        if lock is not None:
-            os.close(lock)
+        if held is not None:
+            os.close(held)
 
 
 def _new_file_beside(path: Path) -> tuple[Path, int]:
@@ -50,18 +50,22 @@ def _new_file_beside(path: Path) -> tuple[Path, int]:
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
-        if _lock(handle) is not False and os.fstat(handle).st_nlink:  # else it was swept in between
+        if lock(handle) is not False and os.fstat(handle).st_nlink:  # else it was swept in between
             return temporary, handle
         os.close(handle)
 
 
-def _lock(handle: int) -> bool | None:
-    """Lock an open file for as long as it is open; False: another process has, None: there are no locks here."""
+def lock(handle: int, *, for_children: bool = True) -> bool | None:
+    """Lock an open file for as long as it is open; False: another process has, None: there are no locks here.
+
+    A lock that is not for children ends with this process, though children may live on and have inherited the file;
+    and as soon as this process closes the file, however often it has opened it.
+    """
     try:
         if fcntl:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            (fcntl.flock if for_children else fcntl.lockf)(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return True
-    except BlockingIOError:
+    except (BlockingIOError, PermissionError):
         return False
     except OSError:
         return None
@@ -74,7 +78,7 @@ def sweep(folder: Path, name: str | None = None) -> None:
         for entry in os.scandir(folder):
             if left_over.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with open(entry.path, "ab") as left:
-                    if _lock(left.fileno()):
+                    if lock(left.fileno()):
                         os.unlink(entry.path)
 
 
@@ -90,9 +94,9 @@ def locked(folder: Path) -> Iterator[None]:
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    lock = filelock.FileLock(path)
+    own = filelock.FileLock(path)
     try:
-        lock.acquire(timeout=0)
+        own.acquire(timeout=0)
     except filelock.Timeout as error:
         holder = ""
         with contextlib.suppress(OSError, ValueError):
@@ -106,7 +110,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-        lock.release()
+        own.release()
         for parent in made:
             with contextlib.suppress(OSError):  # it is not empty
                 parent.rmdir()

@@ -6,11 +6,13 @@ import contextlib
 import importlib.util
 import re
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+EVERY = 30.0  # seconds between lines about progress, where there is no terminal
 quiet = False  # whether to show nothing but results and problems; the command line's --quiet sets it
 
 
@@ -27,11 +29,24 @@ def printable(text: str) -> str:
     return _UNPRINTABLE.sub(lambda match: match[0].encode("unicode_escape").decode(), text)
 
 
-class Bar:
-    """A bar that `progress_bar` shows; without a terminal there is none, and only `print` has an effect."""
+def clock(seconds: float) -> str:
+    """Write seconds as hours, minutes and seconds.
 
-    def __init__(self, progress: Any = None, task: Any = None) -> None:
-        self._progress, self._task = progress, task
+    >>> clock(3725.2), clock(65)
+    ('1:02:05', '1:05')
+    """
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+
+
+class Bar:
+    """A bar that `progress_bar` shows; without a terminal there is none, and `print` and `count` write lines."""
+
+    def __init__(self, description: str = "", progress: Any = None, task: Any = None, show: bool = True) -> None:
+        self._description, self._progress, self._task, self._show = description, progress, task, show
+        self._since: tuple[float, int] | None = None  # when counting began, and at which number
+        self._line = 0.0  # when the last line was written
 
     @property
     def width(self) -> int:
@@ -43,6 +58,31 @@ class Bar:
         if self._progress:
             self._progress.update(self._task, completed=completed, description=description, details=details)
 
+    def count(self, done: int, total: int | None) -> None:
+        """Show how many are done of how many, if that is known, how many a second, and the time left.
+
+        Without a terminal that is a line every `EVERY` seconds.
+        """
+        now = time.monotonic()
+        if self._since is None:
+            self._since, self._line = (now, done), now
+        if not self._progress and (quiet or not self._show or now < self._line + EVERY):
+            return
+        start, first = self._since
+        rate = (done - first) / max(now - start, 1e-9)
+        details = f"{rate:.0f}/s" + (f", {clock((total - done) / rate)} left" if total and rate else "")
+        if self._progress:
+            self._progress.update(self._task, completed=done, total=total, details=details)
+        else:
+            self._line = now
+            self.print(f"{self._description}: {done}" + (f" of {total}" if total else "") + f", {details}")
+
+    def hide(self) -> None:
+        """Take the bar away, because something else is about to be shown."""
+        if self._progress:
+            self._progress.stop()
+        self._progress, self._show = None, False
+
     def print(self, line: str) -> None:
         """Write a line that stays, above the bar."""
         if self._progress:
@@ -52,15 +92,19 @@ class Bar:
 
 
 @contextlib.contextmanager
-def progress_bar(description: str, total: float | None, *, show: bool = True, in_bytes: bool = False) -> Iterator[Bar]:
+def progress_bar(
+    description: str, total: float | None, *, show: bool = True, in_bytes: bool = False, counted: bool = False
+) -> Iterator[Bar]:
     """Show a bar that disappears at the end, on a terminal and with rich installed; `quiet` or `show=False` hides it.
+
+    One that is `counted` is moved by `Bar.count`.
 
     >>> with progress_bar("counting", 2) as bar:
     ...     bar.update(1)
     """
     terminal = sys.stderr is not None and sys.stderr.isatty()
     if quiet or not show or not terminal or importlib.util.find_spec("rich") is None:
-        yield Bar()
+        yield Bar(description, show=show)
         return
     from rich import progress as rich
     from rich.console import Console
@@ -68,9 +112,11 @@ def progress_bar(description: str, total: float | None, *, show: bool = True, in
     numbers = (rich.DownloadColumn(), rich.TransferSpeedColumn()) if in_bytes else (rich.TaskProgressColumn(),)
     words = rich.TextColumn("{task.description}", markup=False)
     columns = (words, rich.BarColumn(None), *numbers, rich.TimeRemainingColumn())
+    if counted:
+        columns = (words, rich.BarColumn(None), rich.MofNCompleteColumn())
     details = rich.TextColumn("{task.fields[details]}", markup=False)
     with rich.Progress(*columns, details, console=Console(stderr=True), transient=True, expand=True) as progress:
-        yield Bar(progress, progress.add_task(printable(description), total=total, details=""))
+        yield Bar(description, progress, progress.add_task(printable(description), total=total, details=""))
 
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:

@@ -21,10 +21,18 @@ def to_csv(records: Iterable[Record]) -> str:
     ,"[2, 3]"
     """
     records = list(records)
+    fields = list(dict.fromkeys(key for record in records for key in record))
+    return csv_lines([dict(zip(fields, fields, strict=True))], fields) + csv_lines(records, fields)
+
+
+def csv_lines(records: Iterable[Record], fields: Sequence[str]) -> str:
+    """Write records as lines of CSV with these fields, without a header; nested values are JSON.
+
+    >>> csv_lines([{"b": True}], ["a", "b"])
+    ',true\\n'
+    """
     file = io.StringIO()
-    writer = csv.DictWriter(file, list(dict.fromkeys(key for record in records for key in record)), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows({key: cell(value) for key, value in record.items()} for record in records)
+    csv.writer(file, lineterminator="\n").writerows([cell(record.get(key)) for key in fields] for record in records)
     return file.getvalue()
 
 
@@ -38,8 +46,16 @@ def to_json(records: Iterable[Record]) -> str:
      }
     ]
     """
-    finite = [{key: _finite(value) for key, value in record.items()} for record in records]
-    return json.dumps(finite, indent=1) + "\n"
+    return json.dumps([finite(record) for record in records], indent=1) + "\n"
+
+
+def json_lines(records: Iterable[Record]) -> str:
+    """Write records as JSON Lines: one object a line.
+
+    >>> json_lines([{"a": 1}, {"a": float("inf")}])
+    '{"a": 1}\\n{"a": null}\\n'
+    """
+    return "".join(json.dumps(finite(record)) + "\n" for record in records)
 
 
 def to_markdown(header: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
@@ -76,5 +92,10 @@ def cell(value: Any) -> Any:
     return "" if value is None else json.dumps(value) if isinstance(value, Mapping | list | tuple | bool) else value
 
 
-def _finite(value: Any) -> Any:
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+def finite(record: Record) -> dict[str, Any]:
+    """Return a record with None for numbers that are not finite.
+
+    >>> finite({"a": float("nan"), "b": 1.0})
+    {'a': None, 'b': 1.0}
+    """
+    return {key: None if isinstance(v, float) and not math.isfinite(v) else v for key, v in record.items()}

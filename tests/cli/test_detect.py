@@ -55,11 +55,11 @@ def test_detect_skips_what_cannot_be_read(run: Spcp, trained: Path, photos: Path
     for name in ("a.png", "c.png"):
         shutil.copy(photos / "id" / "left" / "0.png", tmp_path / name)
     result = run("detect", tmp_path, "--run", trained)
-    assert result.code == 1
+    assert result.code == 3
     assert [bool(row["problem"]) for row in result.rows()] == [False, True, False]
     assert "1 could not be read" in result.err
     only = run("detect", tmp_path / "b.png", "--run", trained)
-    assert (only.code, only.rows()[0]["is_ood"]) == (1, "")
+    assert (only.code, only.rows()[0]["is_ood"]) == (3, "")
 
 
 def test_detect_takes_the_latest_run(
@@ -73,6 +73,16 @@ def test_detect_takes_the_latest_run(
     result = run("detect", photos / "ood")
     assert result.code == 0
     assert "run: runs/mine" in result.err
+    shutil.copytree(trained, tmp_path / "runs" / "coded")  # later, but its network is code that nobody has named
+    config = json.loads((trained / "config.json").read_text()) | {"network": "models:build"}
+    (tmp_path / "runs" / "coded" / "config.json").write_text(json.dumps(config))
+    os.utime(tmp_path / "runs" / "coded" / "detector.safetensors")
+    result = run("detect", photos / "ood")
+    assert result.code == 0
+    assert "run: runs/mine" in result.err
+    assert "skipped: runs/coded, whose network is code" in result.err
+    assert "models:build" in run("detect", photos / "ood", "--model", "models:build").err  # there is no such module
+    shutil.rmtree(tmp_path / "runs" / "coded")
     (tmp_path / "runs" / "mine" / "detector.safetensors").unlink()
     bare = run("detect", photos / "ood", "--run", "runs/mine")
     assert bare.code == 2
@@ -99,7 +109,7 @@ def test_arrays_are_classified_row_by_row(run: Spcp, trained: Path, photos: Path
     (tmp_path / "bad.npz").write_bytes(b"no array")
     result = run("detect", tmp_path / "some.npz", tmp_path / "bad.npz", picture, "--run", trained)
     rows = result.rows()
-    assert result.code == 1
+    assert result.code == 3
     assert [row["file"].rpartition("/")[2] for row in rows] == [
         "some.npz[0]",
         "some.npz[1]",
@@ -156,7 +166,7 @@ def test_one_bad_input_is_one_row(run: Spcp, trained: Path, photos: Path, tmp_pa
     listed = [str(good[0]), *(str(tmp_path / name) for name in bad), str(tmp_path / "good.npy"), str(good[1])]
     result = run("detect", "-", "--run", trained, stdin="\n".join(listed))
     rows = result.rows()
-    assert result.code == 1
+    assert result.code == 3
     assert len(rows) == 2 + len(bad) + 3
     for row, name in zip(rows[1:], bad, strict=False):
         assert row["file"].endswith(name)

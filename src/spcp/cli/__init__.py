@@ -1,7 +1,7 @@
 """The command line: `spcp`. Results go to standard output, everything else to standard error.
 
-Exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted. Nothing heavy is imported before a command runs, so
-that `spcp --help` answers at once.
+Exit codes: 0 success, 1 failure, 2 invalid input, 3 some inputs could not be read, 130 interrupted. Nothing heavy is
+imported before a command runs, so that `spcp --help` answers at once.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Start with [bold]spcp demo[/bold]. Exit codes: 0 success, 1 failure, 2 invalid input.",
+    epilog="Start with [bold]spcp demo[/bold]. Exit codes: 0 success, 1 failure, 2 invalid input, 3 unreadable inputs.",
 )
 
 

@@ -44,7 +44,7 @@ def calibrate_command(
     if run is not None and run.suffix == ".onnx":
         _calibrate_file(run, model, as_json)
         return
-    (opened,) = open_runs([latest_run(run)], model)
+    (opened,) = open_runs([latest_run(run, model=model)], model)
     settings: Any = {"delta": delta, "by_class": by_class, "search": search, "truncate": truncate, "by": by}
     benchmark = opened.benchmark(bad="skip") if bad == "skip" else None  # else as the run has it
     detector, evaluation = calibrate_run(opened, score, alpha=alpha, benchmark=benchmark, **settings)

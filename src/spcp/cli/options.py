@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from typer import Argument, Option
 
 from ..errors import InputError
+from ..files import read_json
 from .output import note
 
 if TYPE_CHECKING:
@@ -51,17 +52,37 @@ BadFiles = Annotated[
 Alpha = Annotated[float, option("Largest false alarm rate: the share of ID samples that may be flagged as OOD.")]
 
 
-def latest_run(run: Path | None, file: str = "config.json") -> Path:
-    """Return the given folder, or that of the latest run in runs/ that has the file."""
+def latest_run(run: Path | None, file: str = "config.json", model: str | None = None) -> Path:
+    """Return the given folder, or that of the latest run in runs/ that has the file and whose network can be built.
+
+    A network that is code needs `model` to name the same; only if no other run is there, such a one is returned.
+    """
     if run is not None:
         return run
-    candidates = list(Path("runs").glob(f"**/{file}"))
+    candidates = sorted(Path("runs").glob(f"**/{file}"), key=lambda path: path.stat().st_mtime, reverse=True)
     if not candidates:
         what = "run" if file == "config.json" else "calibrated run"
         raise InputError(f"there is no {what} in runs/. Make one (spcp train, spcp calibrate), or name its folder.")
-    latest = max(candidates, key=lambda path: path.stat().st_mtime).parent
+    folders = [path.parent for path in candidates]
+    latest = next((folder for folder in folders if _can_be_built(folder, model)), folders[0])
     note(f"run: {latest}")
+    for folder in folders[: folders.index(latest)]:
+        note(f"skipped: {folder}, whose network is code; for that run name it with --run, and the code with --model")
     return latest
+
+
+def _can_be_built(folder: Path, model: str | None) -> bool:
+    """Tell whether a run's network is one by name, or the code that `model` names."""
+    from ..networks import is_code
+
+    try:
+        settings = read_json(folder / "config.json", "")
+    except InputError:
+        return True  # whoever opens it reports what is wrong
+    if not isinstance(settings, dict) or "custom_network" in settings:
+        return False
+    network = str(settings.get("network"))
+    return network == model if model or is_code(network) else True
 
 
 def _only_runs(paths: Sequence[Path]) -> list[Path]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Self
 
 from ..progress import printable
-from ..tables import Record, cell, to_csv, to_json
+from ..tables import Record, cell, csv_lines, json_lines, to_csv, to_json
 from .app import verbosity
+
+_TABLE = 200  # rows of a table on a terminal, so that many come in several
 
 
 def note(text: str) -> None:
@@ -30,6 +32,61 @@ def show(
         result((to_json if as_json else to_csv)(rows), end="")
     else:
         _print_table([for_people(row) for row in rows] if for_people else rows, title)
+
+
+class RowStream:
+    """Print rows as they are made: as CSV, JSON Lines, a JSON array, or tables of up to `_TABLE` rows.
+
+    Args:
+        form: "csv", "jsonl", "json" or "table"; None: a table on a terminal, CSV elsewhere.
+        fields: the header of CSV.
+        for_people: makes a row of a table.
+        before: called before a table is printed.
+    """
+
+    def __init__(
+        self,
+        form: str | None,
+        fields: Sequence[str],
+        for_people: Callable[[Record], Record],
+        before: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.form = form or ("table" if verbosity.results.isatty() else "csv")
+        self.fields, self.for_people, self.before = fields, for_people, before
+        self.begun = False
+        self.waiting: list[Record] = []  # rows of the next table
+
+    def write(self, rows: Sequence[Record]) -> None:
+        """Print rows."""
+        if self.form == "table":
+            self.waiting += map(self.for_people, rows)
+            while len(self.waiting) >= _TABLE:
+                self._table()
+            return
+        if self.form != "csv":
+            text = json_lines(rows)
+            if self.form == "json":
+                text = ("," if self.begun else "[\n") + text.rstrip("\n").replace("\n", "\n,") + "\n"
+        else:
+            header = [] if self.begun else [dict(zip(self.fields, self.fields, strict=True))]
+            text = csv_lines([*header, *rows], self.fields)
+        self.begun = True
+        result(text, end="")
+        verbosity.results.flush()
+
+    def _table(self) -> None:
+        self.before()
+        _print_table(self.waiting[:_TABLE], "")
+        self.waiting = self.waiting[_TABLE:]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if self.waiting:
+            self._table()
+        if self.form == "json" and self.begun and kind is None:
+            result("]")
 
 
 def percent(*keys: str) -> Callable[[Record], Record]:

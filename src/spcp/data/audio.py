@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import io
 import math
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -71,36 +73,45 @@ class AudioTransform:
         return int(2 ** math.ceil(math.log2(max(self.window_samples, 2))))
 
 
-def read_audio(path: Path) -> tuple[Tensor, int]:
-    """Read a waveform (samples,) in [-1, 1], averaged over channels, and its sample rate."""
+def read_audio(source: Path | io.BytesIO, name: str = "") -> tuple[Tensor, int]:
+    """Read a waveform (samples,) in [-1, 1], averaged over channels, and its sample rate.
+
+    What is not a path but bytes in memory has a name, for messages.
+    """
     import torch
 
     soundfile = need("soundfile", "soundfile")
-    check_file(path)
+    path = name or str(source)
+    if isinstance(source, Path):
+        check_file(source)
     try:
-        about = soundfile.info(path)
+        about = soundfile.info(source)
         if about.format not in _FORMATS:
             raise DataError(f"{path}: is a sound in the format {about.format}; convert it to WAV")
         if about.frames * about.channels > _LARGEST:
             raise DataError(f"{path}: {about.frames} samples in {about.channels} channels are too many; cut it up")
-        wave, rate = soundfile.read(path, dtype="float32", always_2d=True)
+        if isinstance(source, io.BytesIO):
+            source.seek(0)
+        wave, rate = soundfile.read(source, dtype="float32", always_2d=True)
     except DataError:
         raise
     except (RuntimeError, OSError, ValueError, MemoryError) as error:
         raise DataError(f"{path}: not a readable sound ({error}); repair or remove it") from error
     if not len(wave) or len(wave) < about.frames:
         raise DataError(f"{path}: holds {len(wave)} of {about.frames} samples; repair or remove it")
-    if _truncated(path):  # libsndfile takes what is there for the whole
+    if _truncated(source):  # libsndfile takes what is there for the whole
         raise DataError(f"{path}: is truncated, after {len(wave)} samples; repair or remove it")
     if not np.isfinite(wave).all():
         raise DataError(f"{path}: holds samples that are not finite; repair or remove it")
     return torch.from_numpy(wave.mean(1)), int(rate)
 
 
-def _truncated(path: Path) -> bool:
+def _truncated(source: Path | io.BytesIO) -> bool:
     """Return whether a WAV or AIFF file has fewer bytes than its header gives; 0 and the largest number give none."""
-    with open(path, "rb") as file:
+    with open(source, "rb") if isinstance(source, Path) else source as file:
+        file.seek(0)
         head = file.read(28)  # name, size, "WAVE"; in a RF64 file "ds64", its size, and the size in 64 bits
+        length = file.seek(0, os.SEEK_END)
     order: Literal["little", "big"] = "big" if head[:4] in (b"FORM", b"RIFX") else "little"
     if head[:4] == b"RF64":
         size, none = int.from_bytes(head[20:28], order), 2**64 - 1
@@ -108,7 +119,7 @@ def _truncated(path: Path) -> bool:
         size, none = int.from_bytes(head[4:8], order), 2**32 - 1
     else:
         return False  # the format tells by itself
-    return 0 < size < none and path.stat().st_size < size + 8
+    return 0 < size < none and length < size + 8
 
 
 def fixed_length(wave: Tensor, rate: int, transform: AudioTransform) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,12 +14,13 @@ from torch.utils.data import DataLoader, Dataset, default_collate
 
 from .audio import AudioTransform, fixed_length
 from .errors import DataError, need
-from .images import ImageTransform, as_image, eval_pixels, train_pixels
+from .images import ImageTransform, as_image, eval_pixels, train_pixels, with_channels
 from .inputs import Transform
+from .listing import Sample, Samples
 from .sets import DataSet, FileSet
 
-Key = tuple[int, ...]  # index, epoch, position, and from the second view on its number
-Batch = tuple[Tensor, Tensor, list[tuple[str, str]]]  # samples, labels, (what, why) of those that cannot be read
+Key = tuple[Any, ...]  # index, epoch, position, and from the second view on its number; or a `Sample` alone
+Batch = tuple[Any, Tensor, list[tuple[str, str]]]  # samples, labels, (what, why) of those that cannot be read
 
 
 def default_workers() -> int:
@@ -47,10 +48,15 @@ class Keys:
 
 
 class Decoder(Dataset[Batch]):
-    """Decode a batch, in whichever process this is called; return messages, not exceptions, for unreadable files."""
+    """Decode a batch, in whichever process this is called; return messages, not exceptions, for unreadable files.
 
-    def __init__(self, data: DataSet, transform: Transform, train: bool, seed: int) -> None:
-        self.data, self.transform, self.train, self.seed = data, transform, train, seed
+    `whole` images are not prepared: a batch of them is a list of bytes (H, W, C), each of its own size.
+    """
+
+    def __init__(
+        self, data: DataSet | Samples, transform: Transform, train: bool = False, seed: int = 0, *, whole: bool = False
+    ) -> None:
+        self.data, self.transform, self.train, self.seed, self.whole = data, transform, train, seed, whole
         if isinstance(transform, ImageTransform):
             need("PIL.Image", "pillow").preinit()  # here, so that not every worker has to
 
@@ -62,8 +68,12 @@ class Decoder(Dataset[Batch]):
             try:
                 sample, label = self.data[index]
                 rng = np.random.default_rng((self.seed, *moment)) if self.train else None
-                x = _decoded(sample, self.transform, rng, where)
-                if samples and (x.shape, x.dtype) != (samples[0].shape, samples[0].dtype):
+                x = (
+                    _pixels(sample, self.transform, where)
+                    if self.whole
+                    else _decoded(sample, self.transform, rng, where)
+                )
+                if not self.whole and samples and (x.shape, x.dtype) != (samples[0].shape, samples[0].dtype):
                     raise DataError(f"{tuple(x.shape)} is not the shape {tuple(samples[0].shape)} of others; resize it")
                 samples.append(x)
                 labels.append(label)
@@ -71,12 +81,16 @@ class Decoder(Dataset[Batch]):
                 text = str(error)
                 problems.append((where, text if where in text else f"{where}: {text}"))
         with torch.device("cpu"):
-            x = default_collate(samples) if samples else torch.empty(0)  # in a worker, right into shared memory
-            return x, torch.tensor(labels, dtype=torch.int64), problems
+            batch: Any = samples
+            if not self.whole:
+                batch = default_collate(samples) if samples else torch.empty(0)  # in a worker, right into shared memory
+            return batch, torch.tensor(labels, dtype=torch.int64), problems
 
 
-def where_is(data: DataSet, index: int) -> str:
+def where_is(data: DataSet | Samples, index: Any) -> str:
     """Return what to call a sample in a message."""
+    if isinstance(index, Sample):
+        return index.name
     return str(data.root / data.paths[index]) if isinstance(data, FileSet) else f"{data.name}, item {index}"
 
 
@@ -99,12 +113,23 @@ def _decoded(sample: Any, transform: Transform, rng: np.random.Generator | None,
     return torch.from_numpy(np.array(pixels.transpose(2, 0, 1), order="C"))  # a copy: Pillow's bytes are read-only
 
 
-def stream(decoder: Decoder, batches: Keys, workers: int, device: torch.device) -> Iterator[Batch]:
-    """Yield decoded batches in order. The generator keeps the loader from drawing on the global one."""
+def _pixels(sample: Any, transform: Transform, where: str) -> Tensor:
+    """Return an image as it is, as bytes (H, W, C)."""
+    if not isinstance(transform, ImageTransform):
+        raise DataError(f"{where}: the detector takes images; give some")
+    pixels = np.array(with_channels(as_image(sample, where), transform.channels))
+    return torch.from_numpy(pixels if pixels.ndim == 3 else pixels[:, :, None])
+
+
+def stream(decoder: Decoder, batches: Iterable[list[Key]], workers: int, device: torch.device) -> Iterator[Batch]:
+    """Yield decoded batches in order, up to two for each worker ahead.
+
+    The generator keeps the loader from drawing on the global one.
+    """
     loader: DataLoader[Batch] = DataLoader(
         decoder,
         batch_sampler=batches,
-        num_workers=min(workers, len(batches)),
+        num_workers=min(workers, len(batches)) if isinstance(batches, Keys) else workers,
         collate_fn=_unchanged,
         pin_memory=device.type == "cuda",
         generator=torch.Generator().manual_seed(0),

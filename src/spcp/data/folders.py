@@ -6,15 +6,19 @@ cannot be used, with a warning; `bad="raise"` stops at the first.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import heapq
 import importlib.util
+import itertools
 import os
 import re
+import tempfile
 import warnings
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -25,6 +29,7 @@ from .images import HEIC
 from .sets import OOD, FileSet, on_cpu
 
 Bad = Literal["raise", "skip"]
+Kind = Literal["image", "audio"]
 
 IMAGES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 SOUNDS = {".wav", ".flac", ".ogg", ".mp3", ".aiff", ".aif"}
@@ -32,13 +37,14 @@ MEDIA = {  # that cannot be read, and lie beside photographs and sounds
     *HEIC, ".avif", ".jxl", ".jp2", ".svg", ".psd", ".dng", ".raw", ".cr2", ".cr3", ".nef", ".arw", ".mov", ".mp4",
     ".m4v", ".avi", ".mkv", ".webm", ".m4a", ".aac", ".wma", ".opus",
 }  # fmt: skip
+_SORTED = 50_000  # names of a folder that are sorted in memory
 
 
 @on_cpu
 def read_folder(
     folder: str | Path,
     *,
-    kind: Literal["image", "audio"] | None = None,
+    kind: Kind | None = None,
     label: str | None = None,
     class_names: Sequence[str] | None = None,
 ) -> FileSet:
@@ -51,19 +57,17 @@ def read_folder(
     folder = Path(folder).expanduser()
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder; check the path")
-    files = list(_walk(folder))
-    readable = IMAGES | HEIC if importlib.util.find_spec("pillow_heif") else IMAGES
-    images = [file for file in files if _suffix(file) in readable]
-    sounds = [file for file in files if _suffix(file) in SOUNDS]
+    files = list(walk(folder))
+    images, sounds = ([file for file in files if suffix_of(file) in endings(kind)] for kind in ("image", "audio"))
     if kind is None:
         if images and sounds:
             raise DataError(f"{folder}: holds both images and sounds; choose with kind='image' or kind='audio'")
         kind = "audio" if sounds else "image"
     paths = images if kind == "image" else sounds
-    notes = _left_out(folder, sorted(set(files) - set(paths)))
+    others = sorted(set(files) - set(paths))
+    notes = left_out(folder, Counter(f"*{suffix_of(path)}" if suffix_of(path) else _last(path) for path in others))
     if not paths:
-        endings = " ".join(sorted(readable if kind == "image" else SOUNDS))
-        raise DataError("; ".join([f"{folder}: holds no {kind} files ({endings})", *notes, "check the path"]))
+        raise nothing_in(folder, kind, notes)
     if label == "":
         names = [""] * len(paths)
     elif label is None:
@@ -89,36 +93,90 @@ def read_folder(
     return FileSet(folder.name, folder, tuple(paths), y, class_names, f"all of {folder.name}", kind, tuple(notes))
 
 
-def _left_out(folder: Path, paths: Sequence[str]) -> list[str]:
-    """Name by kind what is left out, in at most one note; a warning if there are images, videos or sounds among it."""
-    kinds = Counter(f"*{_suffix(path)}" if _suffix(path) else PurePosixPath(path).name for path in paths)
+def endings(kind: Kind) -> set[str]:
+    """Return the endings of the files that can be read as images, or as sounds."""
+    if kind == "audio":
+        return SOUNDS
+    return IMAGES | HEIC if importlib.util.find_spec("pillow_heif") else IMAGES
+
+
+def nothing_in(folder: Path, kind: Kind, notes: Sequence[str]) -> DataError:
+    """Return the error about a folder that holds no images, or no sounds."""
+    listed = " ".join(sorted(endings(kind)))
+    return DataError("; ".join([f"{folder}: holds no {kind} files ({listed})", *notes, "check the path"]))
+
+
+def left_out(folder: Path, kinds: Counter[str]) -> list[str]:
+    """Say how many files of which kinds are left out, in at most one note; a warning if images or sounds are among."""
     if not kinds:
         return []
     listed = [f"{count} {kind}" for kind, count in kinds.most_common(6)] + ["others"] * (len(kinds) > 6)
-    hint = "; pip install 'spcp[heic]' reads HEIC" if any(_suffix(path) in HEIC for path in paths) else ""
-    note = f"{folder}: left out: {', '.join(listed)}{hint}"
-    if any(_suffix(path) in MEDIA for path in paths):
+    found = {kind.removeprefix("*") for kind in kinds}
+    note = f"{folder}: left out: {', '.join(listed)}" + "; pip install 'spcp[heic]' reads HEIC" * bool(found & HEIC)
+    if found & MEDIA:
         warnings.warn(note, stacklevel=4)
     return [note]
 
 
-def _walk(folder: Path, prefix: str = "", above: frozenset[tuple[int, int]] = frozenset()) -> Iterator[str]:
-    """Yield the paths below a folder, relative to it, in order; not below hidden ones or links that lead back up."""
+def walk(
+    folder: Path,
+    *,
+    ordered: bool = True,
+    onerror: Callable[[DataError], None] | None = None,
+    prefix: str = "",
+    above: frozenset[tuple[int, int]] = frozenset(),
+) -> Iterator[str]:
+    """Yield the paths below a folder, relative to it, in order; not below hidden ones or links that lead back up.
+
+    A folder that cannot be read is an error, or passed to `onerror`.
+    """
     try:
         info = folder.stat()
         here = (info.st_dev, info.st_ino)
         if here in above:
             return
-        entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        for name, is_folder in entries(folder, ordered):
+            if is_folder and not is_system(name):
+                inner: Any = {"prefix": f"{prefix}{name}/", "above": above | {here}}
+                yield from walk(folder / name, ordered=ordered, onerror=onerror, **inner)
+            else:
+                yield f"{prefix}{name}"
     except OSError as error:
-        raise DataError(f"{folder}: {error.strerror}; check the path and its permissions") from error
-    for entry in entries:
-        if is_system(entry.name):
-            yield f"{prefix}{entry.name}"
-        elif entry.is_dir():
-            yield from _walk(Path(entry.path), f"{prefix}{entry.name}/", above | {here})
-        elif entry.is_file():
-            yield f"{prefix}{entry.name}"
+        problem = DataError(f"{folder}: {error.strerror}; check the path and its permissions")
+        if onerror is None:
+            raise problem from error
+        onerror(problem)
+
+
+def entries(folder: str | Path, ordered: bool = True) -> Iterator[tuple[str, bool]]:
+    """Yield the files and folders in a folder by name, in order, and whether each is a folder.
+
+    Of a million names only `_SORTED` are in memory at a time: sorted runs of them go to temporary files, to be merged.
+    """
+    with os.scandir(folder) as found, contextlib.ExitStack() as files:
+        # No name holds a zero or a slash, so a line can stand for one.
+        lines = (
+            entry.name.replace("\n", "\0") + "/" * entry.is_dir()
+            for entry in found
+            if is_system(entry.name) or entry.is_dir() or entry.is_file()
+        )
+        run = sorted(itertools.islice(lines, _SORTED), key=_name) if ordered else []
+        runs: list[Iterable[str]] = [run if ordered else lines]
+        while len(run) == _SORTED:
+            file = files.enter_context(
+                tempfile.TemporaryFile("w+", encoding="utf-8", errors="surrogateescape", newline="\n")
+            )
+            file.writelines(f"{line}\n" for line in run)
+            file.seek(0)
+            runs[-1] = (line[:-1] for line in file)
+            run = sorted(itertools.islice(lines, _SORTED), key=_name)
+            runs.append(run)
+        for line in heapq.merge(*runs, key=_name):
+            yield _name(line).replace("\0", "\n"), line.endswith("/")
+
+
+def _name(line: str) -> str:
+    return line.removesuffix("/")
 
 
 def is_system(name: str) -> bool:
@@ -126,10 +184,14 @@ def is_system(name: str) -> bool:
     return name.startswith(".") or name in {"__MACOSX", "Thumbs.db", "desktop.ini"}
 
 
-def _suffix(path: str) -> str:
+def suffix_of(path: str) -> str:
     """Return the ending, in small letters; none for what a system leaves behind."""
-    name = PurePosixPath(path)
-    return "" if is_system(name.name) else name.suffix.lower()
+    name = _last(path)
+    return "" if is_system(name) else os.path.splitext(name)[1].lower()
+
+
+def _last(path: str) -> str:
+    return path.rpartition("/")[2]
 
 
 def _matched(pattern: str, path: str, folder: Path) -> str:

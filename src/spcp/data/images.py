@@ -8,6 +8,7 @@ lost.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ def open_image(
 
     Args:
         source: a path, or an open file.
-        name: what to call it in messages; by default the source.
+        name: what to call it in messages, and for its ending; by default the source.
         formats: those of Pillow's that may be decoded; by default all.
         max_pixels: an image of more is a `TooManyPixelsError`, before it is decoded.
     """
@@ -111,7 +112,7 @@ def open_image(
     lenient = getattr(file_module, _LENIENT)
     setattr(file_module, _LENIENT, False)  # others may have set it, and would get a picture that ends in grey
     try:
-        if isinstance(source, Path) and source.suffix.lower() in HEIC:
+        if os.path.splitext(name)[1].lower() in HEIC:
             need("pillow_heif", "pillow-heif", "heic").register_heif_opener()
         with image_module.open(source, formats=formats) as image:
             if image.width * image.height > max_pixels:

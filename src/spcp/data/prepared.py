@@ -106,7 +106,7 @@ def _shape_of(data: FileSet, transform: Transform) -> tuple[int, ...]:
 def _decode_all(data: DataSet, transform: Transform, workers: int | None) -> tuple[np.ndarray, Tensor]:
     """Return every sample by the test transform, and the labels."""
     decoder, out, labels, done = Decoder(data, transform, train=False, seed=0), np.empty(0), [], 0
-    for x, y, problems in _in_order(decoder, f"preparing {data.name}", workers):
+    for x, y, problems in _in_order(decoder, len(data), f"preparing {data.name}", workers):
         if problems:
             raise DataError(problems[0][1] + (OR_SKIP if isinstance(data, FileSet) else ""))
         batch = (finish(x, transform) if isinstance(transform, AudioTransform) else x).numpy()
@@ -120,9 +120,8 @@ def _decode_all(data: DataSet, transform: Transform, workers: int | None) -> tup
     return out, torch.cat(labels)
 
 
-def _in_order(decoder: Decoder, what: str, workers: int | None) -> Iterator[Batch]:
+def _in_order(decoder: Decoder, count: int, what: str, workers: int | None) -> Iterator[Batch]:
     """Yield all samples of a set, 256 at a time; workers are worth their start only for many."""
-    count = len(decoder.data)
     shares = [slice(start, min(start + 256, count)) for start in range(0, count, 256)]
     used = 0 if count <= 1024 else default_workers() if workers is None else workers
     keys = Keys(torch.arange(count), 0, shares)
@@ -150,7 +149,7 @@ def readable_files(data: FileSet, workers: int | None, cache: bool) -> tuple[Fil
     decoder = Decoder(data, transform, train=False, seed=0)
 
     def build() -> np.ndarray:
-        batches = _in_order(decoder, f"reading {data.name}", workers)
+        batches = _in_order(decoder, len(data), f"reading {data.name}", workers)
         unreadable = {where for _, _, problems in batches for where, _ in problems}
         return np.array([where_is(data, i) not in unreadable for i in range(len(data))])
 

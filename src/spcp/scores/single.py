@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from .ash import ASH
 from .base import Score
 from .dice import DICE
@@ -68,7 +68,7 @@ SINGLE: Table = {
 def build(table: Table, name: str, options: Mapping[str, Any]) -> Score:
     """Build a score by its name in a table, with options in their ranges."""
     if name not in table:
-        raise InputError(f"there is no score {name!r}; choose one of {', '.join(table)}")
+        raise InputError(f"there is no score {name!r}{did_you_mean(name, table)}; choose one of {', '.join(table)}")
     kind, defaults = table[name]
     try:
         score = kind(**{**defaults, **options})

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from ..progress import Bar
+from ..progress import Bar, clock
 from .state import TrainingState
 
 PLAIN_EVERY = 60.0  # seconds between two lines within an epoch, where there is no bar
@@ -80,14 +80,3 @@ def measured(
     if threshold is not None:
         parts.append(f"threshold {threshold:.4g}" + ("" if truncated is None else f" ({truncated:.2%} truncated)"))
     return "  ".join(parts)
-
-
-def clock(seconds: float) -> str:
-    """Write seconds as hours, minutes and seconds.
-
-    >>> clock(3725.2), clock(65)
-    ('1:02:05', '1:05')
-    """
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
