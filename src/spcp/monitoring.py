@@ -297,9 +297,8 @@ class Monitor:
         begun = rows[whole & ~frozen & state["alarm"][rows]]
         state["frozen"][begun] = True
         for i, bets in enumerate(self._bets if len(begun) else ()):
-            part = {name: state[f"{i}.{name}"][begun] for name in ("weights", "histograms")}
-            bets.freeze(part)
-            state[f"{i}.changed"][begun] = part["changed"]
+            part = (state[f"{i}.{name}"][begun] for name in ("weights", "histograms"))
+            state[f"{i}.changed"][begun] = bets.bet_on(*part)
         back = np.stack([state[f"{i}.return"][rows] for i in range(len(self._bets))])
         over = whole & frozen & (back[state["cause"][rows], np.arange(R)] >= _OVER)
         return events + [self._end(int(stream)) for stream in rows[over]] if R else []
