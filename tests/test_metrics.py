@@ -16,6 +16,7 @@ from spcp.metrics import (
     auroc_and_variance,
     compare,
     compare_means,
+    exact_interval,
     is_guessing,
     mean_and_deviation,
     metrics,
@@ -260,3 +261,12 @@ def test_95_percent_of_a_count_is_exact_in_floating_point() -> None:
     least = np.ceil(0.95 * n)
     assert (least / n >= 0.95).all()
     assert ((least - 1) / n < 0.95).all()
+
+
+def test_exact_intervals_are_those_of_clopper_and_pearson() -> None:
+    beta = pytest.importorskip("scipy.stats").beta
+    for n in (1, 7, 100, 5000, 10**6):
+        for count in sorted({0, 1, n // 20, n // 2, n}):
+            low, high = exact_interval(count, n, 0.9)
+            assert low == pytest.approx(beta.ppf(0.05, count, n - count + 1) if count else 0.0, rel=1e-9)
+            assert high == pytest.approx(beta.ppf(0.95, count + 1, n - count) if count < n else 1.0, rel=1e-9)

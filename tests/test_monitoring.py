@@ -245,6 +245,8 @@ def test_windows_and_the_timeline() -> None:
     last = monitor.status().window
     assert (last.start, last.inputs) == (len(p) // 20 * 20 - 20, 20)
     assert last.flagged == (p[last.start : last.start + 20] <= 0.05).sum()
+    monitor.update(p[:10])  # now a window is whole
+    assert monitor.status().window.start == last.start + 20
     assert Monitor(100).status().window.interval == (0.0, 1.0)
 
 
