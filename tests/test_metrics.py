@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from scores import slow
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
 
@@ -137,6 +138,18 @@ def test_wilsons_interval_is_where_the_rate_is_z_deviations_away(confidence: flo
     for n in range(1, 300):
         assert 0 <= rate_interval(0, n, confidence)[0] < 1e-12
         assert 1 - 1e-12 < rate_interval(n, n, confidence)[1] <= 1
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.5])
+@pytest.mark.parametrize("n", [1, 2, 19, 100, 3000])
+def test_the_exact_interval_is_clopper_and_pearsons(n: int, confidence: float) -> None:
+    """Against scipy's, and at its ends by their definition: n samples of which none, or all, were seen."""
+    tail = (1 - confidence) / 2
+    for count in sorted({0, 1, n // 20, n // 2, n - 1, n}):
+        expected = stats.binomtest(count, n).proportion_ci(confidence, "exact")
+        assert exact_interval(count, n, confidence) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-11)
+    assert exact_interval(0, n, confidence) == pytest.approx((0.0, 1 - tail ** (1 / n)), rel=1e-9)
+    assert exact_interval(n, n, confidence) == pytest.approx((tail ** (1 / n), 1.0), rel=1e-9)
 
 
 def test_guessing_is_an_accuracy_within_the_chance_of_the_most_frequent_class() -> None:
