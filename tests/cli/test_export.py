@@ -20,7 +20,7 @@ def test_export_and_calibrate_the_file(run: Spcp, trained: Path, photos: Path, t
     folder = tmp_path / "run"
     shutil.copytree(trained, folder)
     done = run("export", folder)
-    assert (done.code, done.out) == (0, "")
+    assert (done.code, done.out) == (0, ""), done.err
     assert f"written: {folder / 'detector.onnx'}, " in done.err
     again = run("calibrate", folder / "detector.onnx")
     assert [row["dataset"] for row in again.rows()] == ["test", "far/plain"]
