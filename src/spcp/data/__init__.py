@@ -24,6 +24,8 @@ from .folders import read_texture as read_texture
 from .folders import read_tin as read_tin
 from .images import ImageTransform as ImageTransform
 from .inputs import Inputs as Inputs
+from .listing import Listing as Listing
+from .listing import Sample as Sample
 from .loader import Loader as Loader
 from .noise import noise as noise
 from .openood import BENCHMARKS as BENCHMARKS
