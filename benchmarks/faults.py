@@ -151,7 +151,7 @@ def prepare(folder: Path, given: Path) -> object:
 
 def download(folder: Path, given: Path) -> object:
     """An archive, and files that are kept as they are, from a server on this machine."""
-    module = importlib.import_module("spcp.data.download")  # the package has a function of that name
+    module = importlib.import_module("spcp.data.downloads")
     url = (given / "url").read_text()
     digest = lambda name: hashlib.md5((given / "web" / name).read_bytes()).hexdigest()  # noqa: E731
     size = lambda name: (given / "web" / name).stat().st_size  # noqa: E731

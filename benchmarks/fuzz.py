@@ -163,6 +163,18 @@ def train(folder: Path, epochs: int, until: int | None = None) -> Any:
     return spcp.train(config, folder, benchmark=training_run.benchmark(24), until=until)
 
 
+def write_monitor(folder: Path) -> None:
+    monitor = spcp.Monitor(30)
+    monitor.update(np.arange(1, 31) / 31)
+    monitor.save(folder / "monitor.npz")
+
+
+def read_monitor(_: Path, path: Path) -> None:
+    monitor = spcp.Monitor.load(path)
+    monitor.update(np.full(30, 0.5))
+    assert monitor.status().inputs == 60, "inputs were lost"
+
+
 def write_detector(folder: Path) -> None:
     train(folder, 1)
     calibrate_run(spcp.Run.open(folder), alpha=0.2, benchmark=training_run.benchmark(24))
@@ -257,6 +269,7 @@ READERS: dict[str, Reader] = {
     "environment": Reader(small_run(), read_history, "environment.json"),
     "state": Reader(small_run(2, until=1), read_state, "state.safetensors", exact=True, share=0.1),
     "detector": Reader(write_detector, read_detector, "detector.safetensors", exact=True),
+    "monitor": Reader(write_monitor, read_monitor),
     "bank": Reader(write_bank, read_bank, "banks/*/*", exact=True),
     "cache": Reader(write_cache, read_cache, "cache/*", exact=True),
     "manifest": Reader(write_manifest, lambda folder, _: data.verify("svhn", folder), ".downloads/*"),

@@ -20,7 +20,8 @@ ROOMS = (
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
     *("exported", "onnx_graph", "export", "int8", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
-    *("comparison", "integrations", "report", "experiments", "demo", "cli"),
+    *("betting", "reference", "monitoring", "timeline"),
+    *("comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
 )
 
 

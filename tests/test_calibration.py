@@ -91,6 +91,10 @@ def test_one_part_is_for_the_score_and_the_other_for_the_threshold(run: Run) -> 
     for score, search in (("react", False), ("energy", True), (None, False)):
         detector, evaluation = calibrate_run(run, score, search=search, benchmark=benchmark)
         assert (len(evaluation.bank("val")), len(detector.calibration_scores)) == (21, 19)
+    more = dataclasses.replace(benchmark, val=data.take(training_run.benchmark(240).train, range(50)))
+    for search, parts in ((False, (11, 39)), (True, (31, 19))):  # a choice needs more samples than a fit
+        detector, evaluation = calibrate_run(run, "react", search=search, benchmark=more)
+        assert (len(evaluation.bank("val")), len(detector.calibration_scores)) == parts
 
 
 def test_auto_chooses_on_one_part_and_calibrates_on_the_other(run: Run) -> None:

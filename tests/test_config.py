@@ -45,6 +45,8 @@ def test_unknown_names() -> None:
         config_for("digits", "spcq")
     with pytest.raises(InputError, match=r"a run has no setting 'epoch'; there are architecture, .* rho_norm"):
         config_for("digits", epoch=3)
+    with pytest.raises(InputError, match="architecture = 3 must be a dictionary, or nothing"):
+        Config(architecture=3).check()  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"truncation: .*rho"):
         Config.from_json(Config().as_json() | {"truncation": {"rho": 1}})
 

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -59,10 +61,37 @@ def test_too_few_samples_says_how_many() -> None:
         assert threshold_rank(samples_needed(alpha, 0.1), alpha, 0.1) >= 1
 
 
+@pytest.mark.parametrize("alpha", ["0.01", "0.05", "0.1", "0.3", "0.5", "0.7", "0.9"])
+def test_ranks_by_their_definition(alpha: str) -> None:
+    """In fractions: the largest rank that keeps the promise, and the least number of samples that have one."""
+    share = Fraction(alpha)
+    for delta in (None, "0.05", "0.5", "0.8"):
+        promise = None if delta is None else Fraction(delta)
+        ranks = {n: _rank(n, share, promise) for n in range(1, 121)}
+        asked = float(alpha), None if delta is None else float(delta)
+        needed = samples_needed(*asked)
+        assert needed == next((n for n, rank in ranks.items() if rank), needed)
+        for n, rank in ranks.items():
+            if n >= needed:
+                assert threshold_rank(n, *asked) == rank, (n, delta)
+
+
+def _rank(n: int, alpha: Fraction, delta: Fraction | None) -> int:
+    """Flag below the k-th smallest: with probability k / (n + 1), or Binomial(n, alpha) < k in at most delta."""
+    if delta is None:
+        return max(k for k in range(n + 1) if Fraction(k, n + 1) <= alpha)
+    a, b = alpha.numerator, alpha.denominator  # whole numbers are faster
+    below = itertools.accumulate(math.comb(n, i) * a**i * (b - a) ** (n - i) for i in range(n))
+    return sum(chance * delta.denominator <= delta.numerator * b**n for chance in below)
+
+
 def test_a_rank_at_the_edge() -> None:
-    """Where delta is exactly what the fewest samples can promise, rounding must not take the threshold away."""
+    """Where delta is exactly what a rank can promise, rounding must not take it away."""
     assert threshold_rank(4, 0.5, 0.0625) == 1
     assert threshold_rank(45, 0.05, 0.95**45) == 1
+    assert threshold_rank(2, 0.5, 0.75) == 2
+    assert threshold_rank(3, 0.1, 0.999) == 3
+    assert threshold_rank(3, 0.1, 0.9989999) == 2
 
 
 def test_p_values_count_calibration_scores_that_are_not_larger() -> None:
@@ -76,8 +105,34 @@ def test_a_split_leaves_enough_for_both() -> None:
     chosen, calibration = split(21)
     assert sorted([*chosen.tolist(), *calibration.tolist()]) == list(range(21))
     assert (len(chosen), len(calibration)) == (2, 19)
+    for part in (chosen, calibration):
+        assert torch.equal(part, part.sort().values)
+        assert not torch.equal(part, torch.arange(part[0], part[0] + len(part)))  # drawn, not cut off
+    assert not torch.equal(split(21, seed=1)[1], calibration)
     with pytest.raises(InputError, match=r"20 held-out ID samples are too few .* at least 21 are needed"):
         split(20)
+
+
+@pytest.mark.parametrize("alpha", ["0.01", "0.05", "0.1", "0.3", "0.5", "0.7"])
+def test_a_split_gives_nothing_of_alpha_away(alpha: str) -> None:
+    """The threshold gets a number m of samples with a whole alpha (m + 1), or the least above, next to the half."""
+    wholes = [math.ceil(k / Fraction(alpha)) - 1 for k in range(1, 400)]
+    for n in range(wholes[0] + 2, 500):
+        chosen, rest = split(n, float(alpha), choosing=True)
+        assert len(chosen) + len(rest) == n
+        half, possible = n - n // 2, [m for m in wholes if m <= n - 2]
+        nearest = min(abs(m - half) for m in possible)
+        assert len(rest) in possible
+        assert abs(len(rest) - half) - nearest < (1 if float(alpha) < 0.3 else 2)  # m is rounded up there
+        fitted = len(split(n, float(alpha))[1])
+        second = len(rest) == wholes[0] and n - wholes[1] >= 10  # the least varies too much
+        assert fitted == (wholes[1] if second else len(rest))
+
+
+def test_a_split_with_delta_is_a_half() -> None:
+    assert [len(part) for part in split(101, 0.05, 0.1)] == [50, 51]
+    assert [len(part) for part in split(50, 0.05, 0.1)] == [5, 45]
+    assert [len(part) for part in split(50, 0.05, 0.1, choosing=True)] == [5, 45]
 
 
 @pytest.mark.parametrize("delta", [None, 1e-8, 0.1, 1 - 1e-8])
@@ -91,17 +146,32 @@ def test_the_ends_of_alphas_range(alpha: float, delta: float | None) -> None:
             with pytest.raises(InputError, match=r"^.{20,200}$"):
                 threshold_rank(n, alpha, delta)
     assert threshold_rank(19, 1 - 1e-8) == 19
-    for end in (0.0, 1.0, 1 - 1e-12):
+    for end in (0.0, 1e-9, 1 - 1e-9, 1 - 1e-12, 1.0):
+        with pytest.raises(InputError, match=r"alpha = .* must lie between 0 and 1"):
+            threshold_rank(19, end)
         with pytest.raises(InputError, match=r"delta = .* must lie between 0 and 1"):
             threshold_rank(19, 0.5, end)
 
 
 def test_log_p_values_within_and_beyond_the_id_scores() -> None:
-    id_scores = torch.tensor([1.0, 2.0, 2.0, 4.0], dtype=torch.float64)
-    scale = id_scores.std(correction=0).item()
-    scores = torch.tensor([1.0, 1.5, 4.0, 1.0 - 2 * scale, -1e6], dtype=torch.float64)
-    expected = torch.tensor([math.log(0.2), math.log(0.3), math.log(0.8)], dtype=torch.float64)
-    p = log_p_value(scores, id_scores)
-    torch.testing.assert_close(p[:3], expected)
-    assert p[3].item() < p[0].item()
-    assert -math.inf < p[4].item() < p[3].item()
+    id_scores = torch.tensor([1.0, 2.0, 2.0, 2.5, 4.0], dtype=torch.float64)
+    scale = np.std(id_scores.numpy())
+    ranks = {1.0: 1, 1.5: 1.5, 2.0: 3, 2.2: 3.4, 2.5: 4, 4.0: 5}  # the larger one of equals, and linear in between
+    shares = {score: rank / 6 for score, rank in ranks.items()}
+    shares |= {1.0 - far * scale: math.exp(-far) / 6 for far in (0.1, 1.0, 9.0)}
+    shares |= {4.0 + far * scale: 1 - math.exp(-far) / 6 for far in (0.1, 1.0, 9.0)}
+    p = log_p_value(torch.tensor(list(shares), dtype=torch.float64), id_scores)
+    torch.testing.assert_close(p.exp(), torch.tensor(list(shares.values()), dtype=torch.float64))
+    far = log_p_value(torch.tensor([-1e300, -1e6, math.inf], dtype=torch.float64), id_scores)
+    assert far.isfinite().all()
+    assert far[0] < far[1] < p.min()
+    assert far[2] == 0
+
+
+@pytest.mark.parametrize(("same", "rounding"), [(3.0, 3e-6), (-3.0, 3e-6), (0.0, 1e-30)])
+def test_log_p_values_beside_id_scores_that_are_all_equal(same: float, rounding: float) -> None:
+    """What is further away than their rounding is told from them."""
+    scores = torch.tensor([same - 2 * rounding, same, same + rounding], dtype=torch.float64)
+    p = log_p_value(scores, torch.full((4,), same, dtype=torch.float64))
+    expected = torch.tensor([math.exp(-2) / 5, 4 / 5, 1 - math.exp(-1) / 5], dtype=torch.float64)
+    torch.testing.assert_close(p.exp(), expected, rtol=1e-6, atol=0)

@@ -8,6 +8,7 @@ import torch
 import training_run
 
 from spcp import Detector, data, networks
+from spcp.data import Listing
 from spcp.detection import detect_files, find_files
 from spcp.errors import InputError
 
@@ -38,3 +39,15 @@ def test_arrays_and_images(tmp_path: Path) -> None:
     assert "problem" not in results[40].as_record()
     with pytest.raises(InputError, match="there is no such file or folder"):
         find_files([str(tmp_path / "nothing")], inputs)
+
+
+def test_files_of_another_kind_or_shape(tmp_path: Path) -> None:
+    detector = Detector(networks.mlp(3, inputs=4)).calibrate(torch.randn(40, 4), alpha=0.1)
+    inputs = data.Inputs(tuple("abc"), (4,), None)
+    np.save(tmp_path / "a.npy", np.zeros((2, 5), np.float32))
+    (tmp_path / "b.png").write_bytes(b"")
+    results = list(detect_files(detector, inputs, Listing([str(tmp_path / "a.npy"), str(tmp_path / "b.png")], inputs)))
+    assert "its samples are (5,), but the network takes (4,)" in results[0].problem
+    assert "the network takes floats (4,); give an npz, npy or safetensors" in results[1].problem
+    with pytest.raises(ValueError, match="is too large for a sample"):
+        data.Inputs.from_json(inputs.as_json() | {"shape": [10**6, 10**6]})

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import damage
+import fuzz
 import pytest
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from spcp.conformal import split
 from spcp.detector import Detector, read_notes
 from spcp.errors import InputError
 from spcp.files import read_tensors, write_tensors
+from spcp.methods import CrossEntropy
 from spcp.model import ScoredModel
 from spcp.scores import MEMBERS, SCORES, Consensus, Score, build_score
 
@@ -364,7 +365,7 @@ def test_a_damaged_file_is_refused(tmp_path: Path) -> None:
     path = Detector(net, "energy").calibrate(torch.randn(99, 4)).save(tmp_path / "d.safetensors")
     content = path.read_bytes()
     for seed in range(200):
-        bad = damage.damaged(content, random.Random(seed))
+        bad = fuzz.damaged(path, content, random.Random(seed))
         path.unlink()
         path.write_bytes(bad)
         if bad != content:
@@ -500,3 +501,18 @@ def test_one_input_without_a_batch_is_one_sentence(shape: tuple[int, ...]) -> No
     assert detector.detect(x[None]).is_ood.shape == (1,)
     with pytest.raises(RuntimeError):  # not its dimensions are wrong, but its size
         detector.detect(torch.randn(2, *shape[:-1], 5) if len(shape) == 1 else torch.randn(2, 3, 12, 12))
+
+
+def test_what_is_no_detector_is_refused(tmp_path: Path) -> None:
+    class Mine(CrossEntropy):
+        pass
+
+    with pytest.raises(InputError, match="cannot be run as one graph; calibrate it, and choose a score of features"):
+        Detector(model())(torch.randn(2, 4))
+    write_tensors(tmp_path / "x.safetensors", {"x": torch.zeros(2)})
+    with pytest.raises(InputError, match="is not a file of a detector; name one"):
+        Detector.load(tmp_path / "x.safetensors", model())
+    network = networks.mlp(3, inputs=4)
+    own = Detector(ScoredModel(network, Mine(), classifier="classifier")).calibrate(torch.randn(40, 4))
+    with pytest.raises(InputError, match=r"Mine is not among spcp.methods.METHODS; add it there to save it"):
+        own.save(tmp_path / "own.safetensors")

@@ -84,6 +84,15 @@ def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.Monkey
     assert again.cells == first.cells
 
 
+def test_what_a_killed_call_left_in_a_run_that_is_done_is_removed(folder: Path) -> None:
+    """It was killed after it had written the weights, while it wrote the state."""
+    row, runs = Row("Energy", benchmark="digits"), Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
+    left = runs.run(row, 0).folder / ".state.safetensors.0123abcd.part"
+    left.write_bytes(b"half of a state")
+    runs.run(row, 0)
+    assert not left.exists()
+
+
 def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
     row = Row("Energy", benchmark="digits")

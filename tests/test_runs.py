@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable
 from pathlib import Path
 
-import damage
+import fuzz
 import pytest
 import torch
 import training_run
@@ -36,6 +36,9 @@ def test_a_run_is_a_folder(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="run: holds a run; choose another folder"):
         adopt("cnn", tmp_path / "run", corners)
     with pytest.raises(InputError, match="name the folder of a run"):
+        Run.open(tmp_path)
+    (tmp_path / "config.json").mkdir()
+    with pytest.raises(InputError, match=r"config.json: is not a file; correct it, or choose another folder"):
         Run.open(tmp_path)
     with pytest.raises(InputError, match="run: holds no calibrated detector; make one: spcp calibrate"):
         run.detector()
@@ -102,7 +105,7 @@ def test_damaged_files_are_refused(tmp_path: Path) -> None:
         use(Run.open(run.folder))
         for seed in range(60):
             path.unlink()
-            path.write_bytes(damage.damaged(content, random.Random(seed)))
+            path.write_bytes(fuzz.damaged(path, content, random.Random(seed)))
             try:
                 use(Run.open(run.folder))
             except InputError as error:
@@ -142,10 +145,11 @@ def test_a_damaged_state_is_refused(tmp_path: Path) -> None:
         write_tensors(path, tensors, notes | change)
         with pytest.raises(InputError, match=r"state.safetensors: is no state of a run .*; delete it to train from"):
             train(config, run.folder, benchmark=corners)
-    path.unlink()
-    write_tensors(path, tensors | {"rng": torch.zeros(3, dtype=torch.uint8)}, notes)
-    with pytest.raises(InputError, match=r"state.safetensors: is no state of a run"):
-        train(config, run.folder, benchmark=corners)
+    for broken in ({"rng": torch.zeros(3, dtype=torch.uint8)}, {"sums": torch.zeros(2)}, {"sums": torch.ones(3) / 0}):
+        path.unlink()
+        write_tensors(path, tensors | broken, notes)
+        with pytest.raises(InputError, match=r"state.safetensors: is no state of a run"):
+            train(config, run.folder, benchmark=corners)
     content = bytearray(path.read_bytes())
     content[-3] ^= 1
     path.unlink()

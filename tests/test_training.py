@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import csv
 import dataclasses
@@ -280,6 +281,10 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
     unlabelled = dataclasses.replace(corners, train=data.as_ood(corners.train))
     with pytest.raises(InputError, match="training labels run from -1 to -1, but must be from 0 to 3"):
         training.train(config, tmp_path / "r", benchmark=unlabelled)
+    with pytest.raises(InputError, match="corners: has no training data"):
+        training.train(config, tmp_path / "r", benchmark=dataclasses.replace(corners, train=None))
+    with pytest.raises(InputError, match='strategy "fsdp": is for several processes; start them with torchrun'):
+        training.train(config, tmp_path / "r", benchmark=corners, strategy="fsdp")
     small = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 3))
     with pytest.raises(InputError, match="the network has 3 outputs, but corners has 4 classes"):
         training.train(config, tmp_path / "r", benchmark=corners, network=small)
@@ -497,3 +502,13 @@ def test_a_very_narrow_resnet_trains(tmp_path: Path, width: int, size: int) -> N
     benchmark = data.make_benchmark({"train": images, "test": images})
     config = training_run.config("plain", 1, network="resnet18", width=width, batch_size=48)
     assert training.train(config, tmp_path / "r", benchmark=benchmark).history[0]["loss"] > 0
+
+
+def test_trains_in_a_thread(tmp_path: Path) -> None:
+    """Where no signal can be caught."""
+    corners, config = training_run.benchmark(48), training_run.config("plain", 1)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        folder = pool.submit(training.train, config, tmp_path / "thread", benchmark=corners).result().folder
+    here = training.train(config, tmp_path / "here", benchmark=corners).folder
+    ours, theirs = (read_tensors(path / "last.safetensors")[0] for path in (here, folder))
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -42,6 +42,8 @@ def test_what_cannot_be_tuned(tmp_path: Path) -> None:
             tune(training_run.config(method, 1), tmp_path / "runs", benchmark=corners)
     with pytest.raises(InputError, match="there is no value of rho_norm from 0 to 4"):
         tune(training_run.config("spcp", 1), tmp_path / "runs", grid=(7.0,), benchmark=corners)
+    with pytest.raises(InputError, match="corners: has no validation set to tune on; give it one"):
+        tune(training_run.config("spcp", 1), tmp_path / "runs", benchmark=dataclasses.replace(corners, val=None))
     assert not (tmp_path / "runs").exists()  # nothing was trained
     assert with_rho_norm(training_run.config("logitnorm", 1), 0.5, 2).truncation == Truncation(0.5)
 

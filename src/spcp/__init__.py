@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .detector import Detector as Detector
     from .evaluation import evaluate as evaluate
     from .model import ScoredModel as ScoredModel
+    from .monitoring import Monitor as Monitor
     from .runs import Run as Run
     from .runs import adopt as adopt
     from .training import train as train
@@ -44,6 +45,7 @@ _METHOD = (
 _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "Detection": "detector",
     "Detector": "detector",
+    "Monitor": "monitoring",
     "ScoredModel": "model",
     "evaluate": "evaluation",
     "Config": "config",
@@ -66,7 +68,19 @@ _MODULES = (
         "detector",
         "evaluation",
     ),
-    *("experiments", "metrics", "methods", "model", "networks", "scores", "report", "runs", "training", "tuning"),
+    *(
+        "experiments",
+        "metrics",
+        "methods",
+        "model",
+        "monitoring",
+        "networks",
+        "scores",
+        "report",
+        "runs",
+        "training",
+        "tuning",
+    ),
 )
 
 __all__ = ["__version__", "data", *_HOME]

@@ -74,8 +74,9 @@ def _calibrate(
     if benchmark.val is None:
         raise InputError(f"{benchmark.name}: has no validation data to calibrate on; give it some (val)")
     whole = Evaluation(run, benchmark, truncate=truncate)
-    chosen_on_val = search or score in AUTO or "val" in _fitted_on(score or DEFAULT)
-    evaluation, rest = whole.divide(alpha, delta, choosing=chosen_on_val)
+    choosing = search or score in AUTO
+    fitting = not choosing and "val" in _fitted_on(score or DEFAULT)
+    evaluation, rest = whole.divide(alpha, delta, fitting=fitting, choosing=choosing)
     if rest is not None and len(rest) < samples_needed(alpha, delta):
         raise InputError(
             f"{run.folder}: its settings were chosen on {len(benchmark.val) - len(rest)} validation samples, and the "

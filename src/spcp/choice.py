@@ -218,7 +218,7 @@ def auto_detector(
     sets = {f"ood_val/{name}": of(data) for name, data in ood.items()}
     readable = None if scored.method is None else scored.method.readable
     names = applicable(["val"] if train is None else ["train", "val"], readable)
-    reference, rest = (held_out.take(rows) for rows in split(len(held_out), alpha))
+    reference, rest = (held_out.take(rows) for rows in split(len(held_out), alpha, choosing=True))
     candidates: dict[str, dict[str, Any]] = {name: {} for name in (DEFAULT, *names)}
     choice = choose(scored, candidates, val=reference, train=fitted, ood=sets, alpha=alpha, by=by)
     detector = Detector(scored, choice.score)

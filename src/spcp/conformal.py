@@ -17,6 +17,7 @@ from torch import Tensor
 from .errors import InputError
 
 _ROUNDING = 1e-9  # of ranks: 0.1 * 30 is a bit less than 3
+_FITTED = 10  # samples, on which a consensus detects as well as on more
 
 
 def threshold_rank(n: int, alpha: float, delta: float | None = None) -> int:
@@ -73,7 +74,7 @@ def samples_needed(alpha: float, delta: float | None = None) -> int:
     if delta is not None and not _ROUNDING < delta < 1 - _ROUNDING:
         raise InputError(f"delta = {delta:.12g} must lie between 0 and 1; 0.1 lets 10 % of calibrations fail")
     if delta is None:
-        return max(1, math.ceil(1 / alpha - _ROUNDING) - 1)
+        return _samples_of_rank(1, alpha)
     return max(1, math.ceil(math.log(delta) / math.log1p(-alpha) - _ROUNDING))
 
 
@@ -84,16 +85,19 @@ def p_values(scores: Tensor, calibration: Tensor) -> Tensor:
     return torch.where(scores.isnan(), 0.0, p)
 
 
-def split(n: int, alpha: float = 0.05, delta: float | None = None, *, seed: int = 0) -> tuple[Tensor, Tensor]:
+def split(
+    n: int, alpha: float = 0.05, delta: float | None = None, *, choosing: bool = False, seed: int = 0
+) -> tuple[Tensor, Tensor]:
     """Divide n held-out ID samples into those that a score is fitted or chosen on, and those for its threshold.
 
     Returns sorted indices of both. About one half is for the threshold: the number m of samples next to the half for
-    which `alpha (m + 1)` is whole, so that nothing of alpha is given away, and never fewer than `samples_needed`. Which
-    samples they are is drawn at random, whatever the order of the data; so both parts are exchangeable with new ID
-    samples if all n are.
+    which `alpha (m + 1)` is whole, so that nothing of alpha is given away. Where that is the least number that there
+    can be, with which the false alarm rate varies most from draw to draw, and the score is fitted but not chosen
+    (`choosing`), it is the next such number, if that leaves 10 samples for the score. Which samples they are is drawn
+    at random, whatever the order of the data; so both parts are exchangeable with new ID samples if all n are.
 
-    >>> [len(part) for part in split(40)], [len(part) for part in split(1000)], [len(part) for part in split(25)]
-    ([21, 19], [501, 499], [6, 19])
+    >>> [len(part) for part in split(40)], [len(part) for part in split(50)], [len(part) for part in split(1000)]
+    ([21, 19], [11, 39], [501, 499])
     """
     needed = samples_needed(alpha, delta)
     if n < needed + 2:
@@ -102,10 +106,17 @@ def split(n: int, alpha: float = 0.05, delta: float | None = None, *, seed: int 
             "score is fitted on some of them"
         )
     half = n - n // 2
-    whole = math.ceil(round(alpha * (half + 1)) / alpha - 1e-9) - 1
-    count = max(needed, half if delta is not None else whole)
+    rank = min(round(alpha * (half + 1)), math.floor(alpha * (n - 1) + _ROUNDING))  # leaves two for the score
+    if rank < 2 and not choosing and n - _samples_of_rank(2, alpha) >= _FITTED:
+        rank = 2
+    count = max(needed, half if delta is not None else _samples_of_rank(rank, alpha))
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return order[count:].sort().values, order[:count].sort().values
+
+
+def _samples_of_rank(rank: int, alpha: float) -> int:
+    """Return the least m for which `alpha (m + 1)` is the rank."""
+    return math.ceil(rank / alpha - _ROUNDING) - 1
 
 
 def log_p_value(scores: Tensor, id_scores: Tensor) -> Tensor:
@@ -126,5 +137,5 @@ def log_p_value(scores: Tensor, id_scores: Tensor) -> Tensor:
     scale = id_scores.std(correction=0).maximum(1e-6 * id_scores.mean().abs()).clamp(min=1e-30)
     between = count + (s - low) / (high - low).clamp(min=1e-300)
     above = n + 1 - torch.exp((id_scores[-1] - s).clamp(max=0) / scale)
-    inside = torch.where(count == n, above, between).clamp(1, n + 1).log()
+    inside = torch.where(count == n, above, between).clamp(min=1).log()
     return torch.where(count == 0, (s - id_scores[0]) / scale, inside) - math.log(1 + n)

@@ -66,8 +66,7 @@ def _demo(folder: Path, seeds: int, epochs: int, grid: Sequence[float], log: Cal
     made = decisions(study)
     header = ["", "digits", *(f"{group}-OOD" for group in study.groups)]
     lines = [header] + [
-        [f"{one.score}, {one.arm}" + (" (recommended)" if one.recommended else ""), str(one.false_alarm_rate)]
-        + [str(one.detection_rates[group, "mean"]) for group in study.groups]
+        [one.title, str(one.false_alarm_rate)] + [str(one.detection_rates[group, "mean"]) for group in study.groups]
         for one in reversed(made)
     ]
     for name, *cells in lines:

@@ -131,6 +131,7 @@ class Detector(nn.Module):
         self.alpha: float | None = None
         self.delta: float | None = None
         self.by_class = False
+        self.class_counts: list[int] | None = None  # how often calibration samples were taken for each class
         self.register_buffer("calibration_scores", torch.zeros(0))
         self.register_buffer("group_starts", torch.zeros(2, dtype=torch.int64))
         self.register_buffer("score_thresholds", torch.zeros(0))
@@ -206,6 +207,7 @@ class Detector(nn.Module):
         predictions, scores = self.scores(data)
         groups, thresholds = calibrated(scores, predictions if by_class else None, self.model.num_classes, alpha, delta)
         self.alpha, self.delta, self.by_class = alpha, delta, by_class
+        self.class_counts = torch.bincount(predictions, minlength=self.model.num_classes).tolist()
         device = self.model.device
         self.calibration_scores = torch.cat(groups).to(device)
         self.group_starts = torch.tensor([0, *map(len, groups)], device=device).cumsum(0)
@@ -295,6 +297,7 @@ class Detector(nn.Module):
             "delta": self.delta,
             "by_class": self.by_class,
             "splits": self.splits,
+            "class_counts": self.class_counts,
             "method": _description(self.model.method),
             "notes": self.notes | dict(notes or {}),
         }
@@ -365,6 +368,7 @@ class Detector(nn.Module):
         detector = cls(ScoredModel(network, method, classifier=name, truncate=about["truncate"]), score)
         detector.alpha, detector.delta, detector.by_class = about["alpha"], about["delta"], about["by_class"]
         detector.splits, detector.notes = about.get("splits", False), about["notes"]
+        detector.class_counts = about.get("class_counts")
         for name in _CALIBRATION:
             setattr(detector, name, torch.empty_like(tensors[name]))
         try:

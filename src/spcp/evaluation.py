@@ -273,21 +273,21 @@ class Evaluation:
         return other
 
     def divide(
-        self, alpha: float = ALPHA, delta: float | None = None, *, choosing: bool
+        self, alpha: float = ALPHA, delta: float | None = None, *, fitting: bool, choosing: bool
     ) -> tuple[Evaluation, Tensor | None]:
         """Return the evaluation to fit and choose scores with, and the validation samples left for the threshold.
 
-        Where something is chosen or fitted on validation data (`choosing`), that is done on a part of it: see `split`.
-        If the run itself was chosen on a part (`spcp tune`), it is that part. None stands for all samples.
+        Where something is fitted or chosen on validation data, that is done on a part of it: see `split`. If the run
+        itself was chosen on a part (`spcp tune`), it is that part. None stands for all samples.
         """
         count = len(self.benchmark.val or ())
         if self.chosen_on is not None:
             free = torch.ones(count, dtype=torch.bool)
             free[self.chosen_on] = False
             return self.with_val(self.chosen_on), free.nonzero()[:, 0]
-        if not choosing:
+        if not fitting and not choosing:
             return self, None
-        chosen, rest = split(count, alpha, delta)
+        chosen, rest = split(count, alpha, delta, choosing=choosing)
         return self.with_val(chosen), rest
 
     @torch.no_grad()
@@ -402,12 +402,13 @@ class Evaluation:
         kept: dict[tuple[str, str], Tensor] = {}
         enough = len(self.benchmark.val or ()) >= samples_needed(alpha) + 2
         divided = {
-            choosing: self.divide(alpha, choosing=choosing) if enough else (self, None) for choosing in (False, True)
+            fitting: self.divide(alpha, fitting=fitting, choosing=search) if enough else (self, None)
+            for fitting in (False, True)
         }
         for name, item in track(chosen.items(), "scores", len(chosen)):
             score = build_score(name, **self.options_for(name)) if isinstance(item, str) else item
-            fitting, rest = divided["val" in score.fitted_on or search]
-            score = fitting.search(name) if search and isinstance(item, str) else fitting.fit(score)
+            part, rest = divided["val" in score.fitted_on]
+            score = part.search(name) if search and isinstance(item, str) else part.fit(score)
             for role in (*id_roles, *ood_roles):
                 kept[name, role] = self.scores(score, role)
             if enough and (rest is None or len(rest) >= samples_needed(alpha)):

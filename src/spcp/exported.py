@@ -81,8 +81,11 @@ class ExportedDetector:
         self._shape = [size if isinstance(size, int) else None for size in entry.shape[1:]]
 
     @classmethod
-    def open(cls, path: str | Path, *, threads: int | None = None) -> Self:
-        """Open a file; `threads` is how many onnxruntime may use for one batch, by default all cores."""
+    def open(cls, path: str | Path, *, threads: int | None = None, spinning: bool = True) -> Self:
+        """Open a file; `threads` is how many onnxruntime may use for one batch, by default all cores.
+
+        Between batches they spin, ready at once but taking their cores; a server needs those for other things.
+        """
         runtime = need("onnxruntime", "onnxruntime", "onnx")
         path = Path(path).expanduser()
         try:
@@ -95,6 +98,8 @@ class ExportedDetector:
         options.log_severity_level = 4  # errors come as exceptions
         if threads is not None:
             options.intra_op_num_threads = threads
+        if not spinning:
+            options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             session = runtime.InferenceSession(data, options, providers=["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime has a dozen kinds
@@ -126,6 +131,11 @@ class ExportedDetector:
         """Whether images go in as bytes (B, H, W, C), because the preprocessing is inside; else prepared floats."""
         return self._kind is np.uint8
 
+    @property
+    def sample_shape(self) -> tuple[int | None, ...]:
+        """The shape of one sample; None where any size will do."""
+        return tuple(self._shape)
+
     def detect(self, samples: np.ndarray) -> ExportedDetection:
         """Decide about a batch: floats as the network takes them, or bytes if `takes_pixels`."""
         samples = np.asarray(samples)
@@ -138,6 +148,9 @@ class ExportedDetector:
                 f"the samples are {samples.dtype} {samples.shape}, but the detector takes "
                 f"{np.dtype(self._kind)} (batch, {shape}); prepare them so"
             )
+        if not len(samples):  # which onnxruntime cannot loop over
+            one = np.zeros((1, *(size or 1 for size in self._shape)), self._kind)
+            return ExportedDetection(*(output[:0] for output in self.session.run(OUTPUTS, {INPUT: one})))
         return ExportedDetection(*self.session.run(OUTPUTS, {INPUT: np.ascontiguousarray(samples)}))
 
 

@@ -30,7 +30,7 @@ _CHECKSUM = "spcp_checksum"  # among the notes of a safetensors file
 def written(path: Path) -> Iterator[BinaryIO]:
     """Open a file to write that appears under its name only when all of it is written."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    _sweep(path)
+    sweep(path.parent, path.name)
     temporary, handle = _new_file_beside(path)
     held = os.dup(handle) if fcntl else None  # lasts until the file, closed, has its name
     try:
@@ -46,7 +46,7 @@ def written(path: Path) -> Iterator[BinaryIO]:
 
 
 def _new_file_beside(path: Path) -> tuple[Path, int]:
-    """Create a file that is locked for as long as it is open, by which `_sweep` sees that it is in use."""
+    """Create a file that is locked for as long as it is open, by which `sweep` sees that it is in use."""
     while True:
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0), 0o666)
@@ -71,12 +71,12 @@ def lock(handle: int, *, for_children: bool = True) -> bool | None:
         return None
 
 
-def _sweep(path: Path) -> None:
-    """Remove what processes that were killed while they wrote this file have left."""
-    name = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{8}}\.part")
+def sweep(folder: Path, name: str | None = None) -> None:
+    """Remove what processes that were killed while they wrote into a folder, or one file of it, have left there."""
+    left_over = re.compile(rf"\.{'.+' if name is None else re.escape(name)}\.[0-9a-f]{{8}}\.part", re.DOTALL)
     with contextlib.suppress(OSError):
-        for entry in os.scandir(path.parent):
-            if name.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+        for entry in os.scandir(folder):
+            if left_over.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 with open(entry.path, "ab") as left:
                     if lock(left.fileno()):
                         os.unlink(entry.path)
@@ -106,6 +106,7 @@ def locked(folder: Path) -> Iterator[None]:
         ) from error
     try:
         path.write_text(f"process {os.getpid()} on {platform.node()}\n")
+        sweep(folder)
         yield
     finally:
         path.unlink(missing_ok=True)

@@ -7,6 +7,7 @@ that is accepted at the threshold that accepts at least 95 % of ID. Everything i
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -106,8 +107,6 @@ def _fpr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
 def _aupr(positive: NDArray[np.int64], negative: NDArray[np.int64]) -> float:
     """Return the trapezoid area under precision over recall, which starts at (0, 1)."""
     tp, fp = np.cumsum(positive), np.cumsum(negative)
-    end = int(np.searchsorted(tp, tp[-1])) + 1  # recall is 1 from here on
-    tp, fp = tp[:end], fp[:end]
     precision = np.append(1.0, tp / (tp + fp))
     recall = np.append(0.0, tp / tp[-1])
     return float(np.sum(np.diff(recall) * (precision[1:] + precision[:-1])) / 2)
@@ -144,6 +143,46 @@ def rate_interval(count: int, n: int, confidence: float = 0.95) -> Interval:
     return max(0.0, (middle - half) / (n + z * z)), min(1.0, (middle + half) / (n + z * z))
 
 
+@functools.lru_cache(maxsize=65536)
+def exact_interval(count: int, n: int, confidence: float = 0.95) -> Interval:
+    """Return the exact interval of a rate of which `count` of n samples were seen, by Clopper and Pearson (1934).
+
+    >>> [round(end, 4) for end in exact_interval(5, 100)], exact_interval(0, 0)
+    ([0.0164, 0.1128], (0.0, 1.0))
+    """
+    tail = (1 - confidence) / 2
+    low = _beta_quantile(tail, count, n - count + 1) if count else 0.0
+    return low, _beta_quantile(1 - tail, count + 1, n - count) if count < n else 1.0
+
+
+def _beta_quantile(p: float, a: float, b: float) -> float:
+    """Return where the distribution function of Beta(a, b) is p, by bisection."""
+    low, high = 0.0, 1.0
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _beta_share(middle, a, b) < p else (low, middle)
+    return (low + high) / 2
+
+
+def _beta_share(x: float, a: float, b: float) -> float:
+    """Return P(Beta(a, b) <= x), for 0 < x < 1, from its continued fraction (Numerical Recipes, 6.4)."""
+    if x > (a + 1) / (a + b + 2):
+        return 1 - _beta_share(1 - x, b, a)
+    log_front = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    c, d = 1.0, 1 / (1 - (a + b) * x / (a + 1))
+    value = d
+    for i in range(1, 100_000):
+        for step in (
+            i * (b - i) * x / ((a + 2 * i - 1) * (a + 2 * i)),
+            -(a + i) * (a + b + i) * x / ((a + 2 * i) * (a + 2 * i + 1)),
+        ):
+            d, c = 1 / (1 + step * d), 1 + step / c
+            value *= c * d
+        if abs(c * d - 1) < 1e-14:
+            break
+    return math.exp(log_front) * value / a
+
+
 def _auroc_interval(area: float, variance: float, confidence: float, pairs: int) -> Interval:
     """Return DeLong's interval on the logit scale, which stays within [0, 1] and covers for areas close to 1 too.
 
@@ -169,7 +208,7 @@ def _fpr_interval(counts: Counts, confidence: float, resamples: int, seed: int) 
     k = _needed(m)
     level = rng.beta(k, m - k + 1, resamples)
     at = np.searchsorted(np.cumsum(counts.ood) / m, level)
-    share = np.cumsum(counts.id)[np.minimum(at, len(counts.id) - 1)] / n
+    share = np.cumsum(counts.id)[at] / n
     drawn = rng.binomial(n, share) / n
     low, high = np.quantile(drawn, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
@@ -223,11 +262,11 @@ def compare_means(
     """
     if not first or len(first) != len(second):
         raise InputError(f"{len(first)} and {len(second)} runs cannot be paired; give as many of each, at least one")
-    placed = [_mean_placements(runs) for runs in (first, second)]
-    (of_id, of_ood), (of_id_2, of_ood_2) = placed
-    sizes = [[len(values) for values in (by_id, *by_ood)] for by_id, by_ood in placed]
-    if sizes[0] != sizes[1] or min(sizes[0]) < 2:
-        raise InputError(f"samples {sizes[0]} and {sizes[1]} cannot be paired; both need the same, 2 or more of each")
+    runs = [(_scores(of_id, "ID"), [_scores(ood, "OOD") for ood in of_ood]) for of_id, of_ood in (*first, *second)]
+    sizes = [[len(values) for values in (of_id, *of_ood)] for of_id, of_ood in runs]
+    if any(size != sizes[0] for size in sizes) or min(sizes[0]) < 2:
+        raise InputError(f"samples {sizes} cannot be paired; all runs need the same, 2 or more of each set")
+    (of_id, of_ood), (of_id_2, of_ood_2) = map(_mean_placements, (runs[: len(first)], runs[len(first) :]))
     difference = float(of_id.mean() - of_id_2.mean())
     variance = np.var(of_id - of_id_2, ddof=1) / len(of_id)
     for one, other in zip(of_ood, of_ood_2, strict=True):
@@ -235,11 +274,11 @@ def compare_means(
     return _tested(difference, math.sqrt(variance), min(sizes[0]), confidence)
 
 
-def _mean_placements(runs: Sequence[tuple[ArrayLike, Sequence[ArrayLike]]]) -> tuple[Floats, list[Floats]]:
+def _mean_placements(runs: Sequence[tuple[Floats, Sequence[Floats]]]) -> tuple[Floats, list[Floats]]:
     """Return the mean over runs and sets for each ID sample, and over runs for each OOD sample of each set."""
     of_id, of_ood = [], []
     for id_scores, sets in runs:
-        placed = [_sample_placements(_scores(id_scores, "ID"), _scores(ood, "OOD")) for ood in sets]
+        placed = [_sample_placements(id_scores, ood) for ood in sets]
         of_id.append(np.mean([by_id for by_id, _ in placed], axis=0))
         of_ood.append([by_ood for _, by_ood in placed])
     return np.mean(of_id, axis=0), [np.mean(by_run, axis=0) for by_run in zip(*of_ood, strict=True)]
@@ -251,16 +290,16 @@ def _tested(difference: float, deviation: float, pairs: int, confidence: float) 
     if deviation:
         p_value = math.erfc(abs(difference) / deviation / math.sqrt(2))
     else:  # all samples agree: a sign test on as many pairs
-        p_value = 1.0 if difference == 0 else min(1.0, 2 * 0.5**pairs)
+        p_value = 1.0 if difference == 0 else 2 * 0.5**pairs
     return Comparison(difference, (difference - half, difference + half), p_value)
 
 
 def _sample_placements(id_scores: Floats, ood_scores: Floats) -> tuple[Floats, Floats]:
-    """Return the share of OOD below each ID sample and of ID above each OOD sample; ties count half."""
+    """Return the share of OOD below each ID sample and of ID below each OOD sample; ties count half."""
     id_sorted, ood_sorted = np.sort(id_scores), np.sort(ood_scores)
     below = np.searchsorted(ood_sorted, id_scores, "left") + np.searchsorted(ood_sorted, id_scores, "right")
     up_to = np.searchsorted(id_sorted, ood_scores, "left") + np.searchsorted(id_sorted, ood_scores, "right")
-    return below / 2 / len(ood_scores), 1 - up_to / 2 / len(id_scores)
+    return below / 2 / len(ood_scores), up_to / 2 / len(id_scores)
 
 
 def is_guessing(accuracy: float, labels: ArrayLike) -> bool:

@@ -143,7 +143,7 @@ def _cause(error: BaseException) -> str:
 
 def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
     """Return how operators of torch become functions of ours."""
-    ops = need("onnxscript", "onnxscript", "onnx")
+    op = need("onnxscript", "onnxscript", "onnx").opset18
     clip, search_sorted = (
         _operator("Clip", ("h", "W", "threshold"), "T"),
         _operator("SearchSorted", ("table", "values"), "N"),
@@ -151,14 +151,22 @@ def _translations() -> dict[Callable[..., Any], Callable[..., Any]]:
 
     def clipped(h: Any, W: Any, b: Any, threshold: Any) -> Any:
         z = clip(h, W, threshold)
-        return z if b is None else ops.opset18.Add(z, b)
+        return z if b is None else op.Add(z, b)
 
     def searched(table: Any, values: Any, **options: Any) -> Any:
         if not options.get("right") or options.get("sorter") is not None:
             raise NotImplementedError("searchsorted from the left")
         return search_sorted(table, values)
 
-    return {torch.ops.spcp.clip.default: clipped, torch.ops.aten.searchsorted.Tensor: searched}
+    def log_add_exp(a: Any, b: Any) -> Any:  # torch's own translation overflows
+        smaller = op.Exp(op.Neg(op.Abs(op.Sub(a, b))))
+        return op.Add(op.Max(a, b), op.Log(op.Add(smaller, op.CastLike(op.Constant(value_float=1.0), smaller))))
+
+    return {
+        torch.ops.spcp.clip.default: clipped,
+        torch.ops.aten.searchsorted.Tensor: searched,
+        torch.ops.aten.logaddexp.default: log_add_exp,
+    }
 
 
 def _operator(name: str, inputs: tuple[str, ...], result: str) -> Any:

@@ -118,6 +118,17 @@ class Run:
         """Where the calibrated detector is, once there is one."""
         return self.folder / "detector.safetensors"
 
+    @property
+    def is_calibrated(self) -> bool:
+        """Whether there is a detector of the last weights."""
+        try:
+            detector, last = (read_tensors(path)[0] for path in (self.detector_path, self.folder / "last.safetensors"))
+        except InputError:  # there is none, or a damaged one
+            return False
+        weights = {name: value for name, value in last.items() if not name.startswith("method.")}
+        theirs = within(detector, "model.network.")
+        return all(name in theirs and torch.equal(theirs[name], value) for name, value in weights.items())
+
     def note_choice(self, benchmark: Benchmark, rows: Tensor) -> None:
         """Keep which validation samples the run's settings were chosen on: those cannot calibrate it any more."""
         record = {"benchmark": benchmark.name, "samples": len(benchmark.val or ()), "rows": rows.tolist()}

@@ -103,7 +103,7 @@ def tune(
 def validation_part(benchmark: Benchmark) -> Tensor:
     """Return the validation samples that settings are chosen on: a part, or all where too few would be left."""
     count = len(benchmark.val or ())
-    return split(count)[0] if count >= samples_needed(ALPHA) + 2 else torch.arange(count)
+    return split(count, choosing=True)[0] if count >= samples_needed(ALPHA) + 2 else torch.arange(count)
 
 
 def choose(areas: Mapping[float, Sequence[float]]) -> float:

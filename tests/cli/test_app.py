@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -13,6 +14,7 @@ from typer.testing import CliRunner
 import spcp
 from spcp import cli
 from spcp.cli.app import command
+from spcp.errors import TrainingError
 
 from . import Spcp
 
@@ -53,6 +55,12 @@ def test_version_and_no_arguments(run: Spcp) -> None:
         (["train", "--ood", "cars=cars"], "name it with --id"),
         (["train", "--model", "no.such:thing"], "there is no module 'no'"),
         (["train", "--weights", "model.pth"], "is a pickle"),
+        (["train", "--id", "x", "-b", "digits"], "--id and --benchmark: give one of them"),
+        (["train", "--model", "a:b", "--network", "cnn"], "--model and --network: give one of them"),
+        (["train", "--id", "x", "--ood", "mean=x"], '"mean" is reserved'),
+        (["train", "--id", "caf\udce9"], "its name is not UTF-8"),
+        (["tune", "--seeds", "0,0"], "--seeds 0,0: give each number once"),
+        (["eval", "run", "--which", "first"], "--which first: must be last or best"),
         (["tune", "-m", "plain"], "has no rho_norm to tune"),
         (["tune", "--grid", "a,b"], "numbers separated by commas"),
         (["eval", "nowhere"], "nowhere/config.json: there is no such file"),
@@ -77,7 +85,16 @@ def test_bad_input_gets_a_message_and_exit_code_2(
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # nothing half-written
 
 
-@pytest.mark.parametrize(("error", "code"), [(KeyboardInterrupt(), 130), (OSError(28, "No space left", "x"), 1)])
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (KeyboardInterrupt(), 130),
+        (OSError(28, "No space left", "x"), 1),
+        (TrainingError("the loss is not finite"), 1),
+        (ImportError("this needs timm"), 1),
+        (ZeroDivisionError("by zero"), 2),  # as if it came from here, a user's file
+    ],
+)
 def test_failures_have_exit_codes(run: Spcp, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int) -> None:
     def fail(*_: object, **__: object) -> None:
         raise error
@@ -86,6 +103,19 @@ def test_failures_have_exit_codes(run: Spcp, monkeypatch: pytest.MonkeyPatch, er
     result = run("methods")
     assert result.code == code
     assert result.err.startswith("spcp: ")
+    assert (f"{__file__}, line" in result.err) == isinstance(error, ZeroDivisionError)
+
+
+def test_an_empty_list_of_files(run: Spcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run("detect", "-") == (2, "", "spcp: there are no files to classify; name some\n")
+
+
+def test_a_bug_is_called_one(run: Spcp, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spcp.cli.methods.show", None)
+    result = run("methods")
+    assert (result.code, "This is a bug in spcp; --verbose shows the traceback" in result.err) == (1, True)
+    assert "Traceback" not in result.err
 
 
 def test_a_closed_pipe_is_no_error() -> None:

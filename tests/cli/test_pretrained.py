@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import shutil
 from pathlib import Path
@@ -284,3 +285,37 @@ def test_settings(offline: Path) -> None:
     assert Config.from_json(json.loads(json.dumps(config.as_json()))) == config
     assert config_for("digits", network=TIMM, lr=0.5).lr == 0.5
     assert config_for("digits", network=TIMM).epochs < config_for("digits").epochs
+
+
+def test_a_library_that_cannot_be_imported_is_named(
+    run: Spcp, photos: Path, offline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not the cache: a torchvision for another torch fails on import, and what imports it fails, too."""
+    real = importlib.import_module
+
+    def broken(name: str, *rest: Any) -> Any:
+        if name.partition(".")[0] == "torchvision":
+            raise RuntimeError("operator torchvision::nms does not exist")
+        return real(name, *rest)
+
+    def lacking(*_: Any, **__: Any) -> None:
+        raise ImportError("Could not import module 'AutoImageProcessor'.")
+
+    folder = offline / "vit"
+    folder.mkdir()
+    given = ["--id", photos / "id", "--out", offline / "run"]
+    monkeypatch.setattr(imported("transformers").AutoImageProcessor, "from_pretrained", lacking)
+    assert "'AutoImageProcessor'.); pip install 'spcp[pretrained]'" in run("adopt", f"hf:{folder}", *given).err
+    monkeypatch.setattr(importlib, "import_module", broken)
+    for command in (["adopt", f"hf:{folder}"], ["train", "--network", TORCHVISION]):
+        result = run(*command, *given)
+        assert result.code == 2
+        assert "torchvision::nms does not exist); install the build of torchvision for it: pip install" in result.err
+        assert "cache" not in result.err
+
+
+def test_a_folder_that_holds_no_model_is_no_matter_of_the_cache(run: Spcp, photos: Path, offline: Path) -> None:
+    (offline / "empty").mkdir()
+    result = run("adopt", f"hf:{offline / 'empty'}", "--id", photos / "id", "--out", offline / "run")
+    assert (result.code, "cache" in result.err) == (2, False)
+    assert "empty: cannot be read (" in result.err

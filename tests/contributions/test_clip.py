@@ -1,6 +1,7 @@
 import subprocess
 import sys
 import textwrap
+import types
 from pathlib import Path
 from types import ModuleType
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spcp import clip_contributions
-from spcp.contributions import eager, native, triton_kernels
+from spcp.contributions import eager, native, ops, triton_kernels
 
 from .kernels import (
     ALL_KERNELS,
@@ -141,8 +142,12 @@ def test_dtypes(dtype: torch.dtype) -> None:
     assert all(x.grad is not None and x.grad.dtype == dtype for x in leaves)
 
 
+@pytest.mark.parametrize("kernels", KERNELS)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_under_autocast_logits_are_float32(dtype: torch.dtype) -> None:
+def test_under_autocast_logits_are_float32(
+    dtype: torch.dtype, kernels: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ops, "kernels_for", lambda _: kernels)
     h, W, b, _ = make((6, 8, 5), "signed", 0)
     W.requires_grad_()
     with torch.autocast("cpu", dtype=dtype):
@@ -159,6 +164,7 @@ def test_leading_dimensions_strides_and_empty_batches() -> None:
     z = clip_contributions(h, W, b, 0.1)
     torch.testing.assert_close(clip_contributions(h.reshape(2, 3, 4, 8), W, b, 0.1), z.reshape(2, 3, 4, 5))
     torch.testing.assert_close(clip_contributions(h[0], W, b, 0.1), z[0])
+    assert torch.equal(clip_contributions(h, W, b, torch.tensor([[0.1]])), z)  # a threshold of one element
     strided = torch.empty(8, 48).T[::2].copy_(h)
     assert not strided.is_contiguous()
     z_strided = clip_contributions(strided, torch.empty(8, 5).T.copy_(W), b.repeat(2, 1).T[:, 0], 0.1)
@@ -291,12 +297,16 @@ def test_operators_keep_their_promises(dtype: torch.dtype, transposed: bool, sam
     ("change", "error", "message"),
     [
         (lambda h, W, b: (h.long(), W, b, 1.0), TypeError, "h is of dtype torch.int64"),
+        (lambda h, W, b: (h, W.long(), b, 1.0), TypeError, "W is of dtype torch.int64"),
+        (lambda h, W, b: (h, W, b.long(), 1.0), TypeError, "b is of dtype torch.int64"),
         (lambda h, W, b: (h, W[0], b, 1.0), ValueError, r"W has shape \(8,\)"),
         (lambda h, W, b: (h[:, :7], W, b, 1.0), ValueError, r"h has shape \(6, 7\); its last dimension must be D = 8"),
         (lambda h, W, b: (h, W, b[:2], 1.0), ValueError, r"b has shape \(2,\)"),
         (lambda h, W, b: (h.double(), W, b, 1.0), TypeError, "features are of dtype torch.float64, the weights"),
         (lambda h, W, b: (h, W, b, torch.ones(3)), ValueError, r"threshold has shape \(3,\)"),
+        (lambda h, W, b: (h, W, b, torch.ones(2)), ValueError, r"threshold has shape \(2,\)"),
         (lambda h, W, b: (h, W, b, float("nan")), ValueError, "threshold is NaN"),
+        (lambda h, W, b: (h[:0], W, b, float("nan")), ValueError, "threshold is NaN"),
         (lambda h, W, b: (h, W.to("meta"), b, 1.0), ValueError, "features are on cpu, the weights on meta"),
         (lambda h, W, b: (h, W, b.to("meta"), 1.0), ValueError, "features are on cpu, the bias on meta"),
         (lambda h, W, b: (h, W, b, torch.tensor(torch.nan)), ValueError, "threshold is NaN"),
@@ -317,3 +327,18 @@ def test_the_formula_in_standard_operators(num_classes: int, bias: bool, monkeyp
     expected = reference.clip_logits(*numpy(h, W, b), 0.5)
     np.testing.assert_allclose(clip_contributions(h, W, b, 0.5), expected, rtol=1e-5, atol=1e-5)
     np.testing.assert_allclose(clip_contributions(h[0], W, b, 0.5), expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_which_kernels_serve_what() -> None:
+    def on(device: str, dtype: torch.dtype = torch.float32) -> object:
+        return types.SimpleNamespace(device=types.SimpleNamespace(type=device), dtype=dtype)
+
+    assert ops.kernels_for(on("mps")) is eager  # type: ignore[arg-type]
+    assert ops.kernels_for(on("cpu", torch.float64)) is eager  # type: ignore[arg-type]
+    assert ops.kernels_for(on("cuda")) is (triton_kernels if triton_kernels.available() else eager)  # type: ignore[arg-type]
+
+
+def test_a_bias_learns_alone() -> None:
+    h, W, b, g = make((6, 8, 5), "signed", 0)
+    clip_contributions(h, W, b.requires_grad_(), 0.1).backward(g)
+    torch.testing.assert_close(b.grad, g.sum(0))

@@ -1,6 +1,7 @@
 import copy
 import dataclasses
 import io
+import itertools
 import math
 import pickle
 import warnings
@@ -33,7 +34,29 @@ def test_is_a_linear_layer() -> None:
     head = make_head()
     assert isinstance(head, nn.Linear)
     assert head.weight.shape == (6, 12)
-    assert "rho_norm=1" in repr(head)
+    described = "in_features=12, out_features=6, bias=True, rho_norm=1, beta=0.9, stages='both'"
+    assert repr(head) == f"SPCPLinear({described})"
+    assert repr(make_head(subset=7)) == f"SPCPLinear({described}, subset=7)"
+
+
+def test_a_linear_layer_becomes_a_head_and_back() -> None:
+    class Same(nn.Linear):
+        pass
+
+    class Rectified(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.relu())
+
+    for linear in (nn.Linear(12, 6), Same(12, 6, bias=False)):
+        kind, h = type(linear), features()
+        expected = linear(h)
+        assert SPCPLinear.convert_(linear, Truncation(1.0)) is linear
+        assert isinstance(linear, SPCPLinear)
+        assert linear.revert_() is linear
+        assert type(linear) is kind
+        assert torch.equal(linear(h), expected)
+    with pytest.raises(TypeError, match=r"Rectified does more than an nn\.Linear"):
+        SPCPLinear.convert_(Rectified(12, 6), Truncation(1.0))
 
 
 def test_estimates_then_moves_the_threshold_then_truncates() -> None:
@@ -82,8 +105,8 @@ def test_the_effective_threshold_and_the_plain_head() -> None:
         assert plain.weight is head.weight
         assert torch.equal(plain(h), nn.functional.linear(h, head.weight, head.bias))
         assert not torch.equal(head(h), plain(h))
-    linear = nn.Linear(12, 6)
-    assert plain_head(linear) is linear
+    for head in (nn.Linear(12, 6), make_head(stages="train")):
+        assert plain_head(head) is head
 
 
 def test_the_hyperparameters_can_be_changed_later() -> None:
@@ -128,6 +151,16 @@ def test_estimates_on_a_subset() -> None:
     assert head.threshold.item() == pytest.approx(
         reference.threshold_step(2.0, *numpy(part, weight), 1.0, 0.9), rel=1e-6
     )
+    torch.manual_seed(2)
+    part = h[torch.randperm(64)[:20]]  # more samples than features
+    head.truncation = dataclasses.replace(head.truncation, subset=20)
+    expected = reference.threshold_step(head.threshold.item(), *numpy(part, weight), 1.0, 0.9)
+    torch.manual_seed(2)
+    head(h)
+    assert head.threshold.item() == pytest.approx(expected, rel=1e-6)
+    before = torch.get_rng_state()
+    head(h[:20])  # nothing to draw
+    assert torch.equal(torch.get_rng_state(), before)
     small = features(3)  # a subset larger than the batch is the batch
     expected = reference.threshold_step(head.threshold.item(), *numpy(small, weight), 1.0, 0.9)
     head(small)
@@ -159,14 +192,39 @@ def test_bad_features_raise_and_leave_the_threshold() -> None:
         with pytest.raises(ValueError, match=r"not finite.*threshold was left at"):
             head(h)
         assert torch.equal(head.threshold, before)
-    for parameter in (head.bias, head.weight):
+    for parameter, bad in itertools.product((head.bias, head.weight), (math.nan, math.inf)):
+        kept = parameter.detach().clone()
         with torch.no_grad():
-            parameter.flatten()[0] = math.nan
+            parameter.flatten()[0] = bad
         with pytest.raises(ValueError, match="not finite"):
             head(features())
-        torch.nn.init.zeros_(parameter)
+        with torch.no_grad():
+            parameter.copy_(kept)
     assert torch.equal(head.threshold, before)
     assert head.updates.item() == 1
+    head(features())  # what was reported is not reported again
+    assert head.updates.item() == 2
+
+
+class Elsewhere(Tensor):
+    """Says that it is on another device."""
+
+    @property
+    def device(self) -> torch.device:  # type: ignore[override]
+        return torch.device("cuda")
+
+
+def test_another_device_is_looked_at_every_100_steps() -> None:
+    head = make_head(stages="infer", initial_threshold=0.5)
+    head.estimate = lambda h: h.as_subclass(Tensor).mean(1)  # type: ignore[method-assign]
+    for _ in range(2):
+        before = head.updates.item()
+        for step in range(1, 100):
+            h = torch.full((4, 12), math.nan if step in (1, 30) else 0.5)
+            head(h.as_subclass(Elsewhere))
+        assert head.updates.item() == before + 97
+        with pytest.raises(ValueError, match=r"not finite; its threshold was left at 0\.5"):
+            head(torch.full((4, 12), 0.5).as_subclass(Elsewhere))
 
 
 @pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # torch's
@@ -195,6 +253,22 @@ def test_warns_once_that_truncation_never_switched_on() -> None:
     with pytest.warns(UserWarning, match="SPCP did nothing"):
         head.eval()
     head.train().eval()
+    again = make_head(beta=0.999, initial_threshold=1000.0, total_steps=1)
+    again(features())
+    again.train()  # it goes on
+    with pytest.warns(UserWarning, match="SPCP did nothing"):
+        again.eval()
+
+
+def test_warms_up_until_more_is_learned_than_is_left_of_the_initial_threshold() -> None:
+    """After one step with beta 0.5, half of the initial 2.0 is left; the rest is half of what was learned."""
+    head = make_head(beta=0.5)
+    assert not head.is_warming_up  # no step yet
+    assert not make_head(initial_threshold=math.inf).is_warming_up
+    head.updates.fill_(1)
+    for learned, warming_up in ((0.9, True), (1.1, False)):
+        head.threshold.fill_(1.0 + 0.5 * learned)
+        assert head.is_warming_up is warming_up
 
 
 def test_warns_when_the_run_ends_a_little_early_or_the_threshold_is_infinite() -> None:
@@ -211,6 +285,13 @@ def test_warns_once_that_it_was_never_trained() -> None:
     with pytest.warns(UserWarning, match=r"nothing is truncated: .* fit_threshold"):
         head(features())
     head(features())
+
+
+def test_does_not_warn_of_what_is_not_trained_or_does_not_truncate() -> None:
+    for options in ({"beta": 1, "initial_threshold": 1000.0}, {"stages": "train", "initial_threshold": None}):
+        make_head(**options).eval()(features())
+    make_head(beta=1, initial_threshold=-1.0).eval()  # a fixed threshold is the caller's
+    SPCPLinear(12, 6, truncation=Truncation(1.0), device="meta").eval()
 
 
 def test_does_not_warn_when_it_was() -> None:
@@ -235,6 +316,19 @@ def test_warns_once_that_the_threshold_is_not_positive() -> None:
     with pytest.warns(UserWarning, match="rho_norm = 2 is large"):
         head(few)
     assert head.threshold > 0
+    with pytest.warns(UserWarning, match="The SPCP threshold is 0, so no contribution"):
+        make_head(initial_threshold=0.0)(torch.zeros(4, 12))
+
+
+def test_a_threshold_that_only_its_initial_value_holds_up_is_not_positive() -> None:
+    """After 7 steps with beta 0.1, 5e-6 of the initial 50 are left."""
+    head = make_head(beta=0.1, initial_threshold=50.0)
+    head.updates.fill_(7)
+    head.threshold.fill_(8e-6)  # some of it was learned
+    head.eval().train()
+    head.threshold.fill_(5.02e-6)
+    with pytest.warns(UserWarning, match="no contribution is positive any more"):
+        head.eval()
 
 
 @pytest.mark.parametrize(
@@ -329,6 +423,9 @@ def test_reset_and_meta_device() -> None:
     head.reset_parameters()
     assert head.threshold.item() == 2.0
     assert head.updates.item() == 0
+    head.nonfinite.fill_(True)  # by a step that could not be looked at
+    head.reset_parameters()
+    head.eval()
     lazy = SPCPLinear(12, 6, truncation=Truncation(1.0), device="meta").to_empty(device="cpu")
     lazy.reset_parameters()
     assert lazy.threshold.item() == 1000.0
@@ -479,6 +576,10 @@ def test_the_mean_is_that_of_the_global_batch(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(
         torch.distributed, "all_reduce", lambda total: total.add_(torch.stack([estimates.sum(), torch.tensor(5.0)]))
     )
+    with monkeypatch.context() as alone:
+        alone.setattr(torch.distributed, "get_world_size", lambda: 1)
+        alone.setattr(torch.distributed, "all_reduce", lambda total: pytest.fail("there is nobody to ask"))
+        make_head()(ours)
     two(ours)
     assert two.threshold.item() == pytest.approx(one.threshold.item(), rel=1e-6)
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda total: None)
@@ -512,3 +613,10 @@ def test_no_positive_support_is_told() -> None:
         head.weight.fill_(-1.0)
     with pytest.warns(UserWarning, match=r"has no positive contributions either; look at the features\.$"):
         head(features())
+
+
+def test_a_head_without_a_bias_learns_its_threshold() -> None:
+    head, h = SPCPLinear(12, 6, bias=False, truncation=Truncation(1.0, 0.9, initial_threshold=2.0)), features()
+    head(h)
+    expected = reference.threshold_step(2.0, *numpy(h, head.weight), rho_norm=1.0, beta=0.9)
+    assert head.threshold.item() == pytest.approx(expected, rel=1e-6)

@@ -84,6 +84,7 @@ def test_shapes_dtypes_and_gradient() -> None:
     assert q.shape == (24,)
     assert not q.requires_grad
     assert torch.equal(contribution_quantile(h.reshape(2, 3, 4, 8), W, 0.8), q.reshape(2, 3, 4))
+    assert torch.equal(contribution_quantile(h.reshape(2, 12, 8), W, 0.8), q.reshape(2, 12))
     assert torch.equal(contribution_quantile(h[0], W, 0.8), q[0])
     assert contribution_quantile(h[:0], W, 0.8).shape == (0,)
     half = contribution_quantile(h.bfloat16(), W.bfloat16(), 0.8)
@@ -126,12 +127,20 @@ def test_mean_support_matches_the_formula(size: tuple[int, int, int], bias: bool
     np.testing.assert_allclose(mean_support(h, W, used), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_mean_support_of_nothing_positive_and_of_nan() -> None:
-    W = torch.tensor([[-1.0, -2.0], [-3.0, -1.0]])
-    h = torch.tensor([[1.0, 1.0], [float("nan"), 1.0]])
-    support = mean_support(h, W)
-    assert support[0] == 0
-    assert support[1].isnan()
+def test_mean_support_of_nothing_positive_and_of_zeros() -> None:
+    W = torch.tensor([[-1.0, -2.0, 4.0], [-3.0, -1.0, 2.0]])
+    h = torch.tensor([[1.0, 1.0, 0.0], [1.0, -2.0, 0.0]])
+    assert mean_support(h, W).tolist() == [0.0, 4.0]  # a contribution of 0 is no support
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_mean_support_is_nan_where_not_finite(bad: float) -> None:
+    """Even where it would not count: in a contribution that is not positive, or in the weights of another class."""
+    h, W = torch.tensor([[1.0, 1.0], [1.0, bad]]), torch.tensor([[3.0, 0.0], [1.0, 0.0]])
+    assert mean_support(h, W).isnan().tolist() == [False, True]
+    assert mean_support(h, W * torch.tensor([1.0, -1.0])).isnan().tolist() == [False, True]
+    W[1, 0] = -bad
+    assert mean_support(h, W).isnan().all()
 
 
 def test_where_to_cut() -> None:

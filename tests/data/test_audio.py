@@ -86,6 +86,13 @@ def test_length() -> None:
     assert torch.equal(fixed_length(wave[:30], 1000, t), torch.cat([wave[:30], torch.zeros(70)]))
 
 
+def test_a_sound_that_is_not_finite(tmp_path: Path) -> None:
+    wave = np.array([0.1, np.nan, 0.2] * 100, np.float32)
+    pytest.importorskip("soundfile").write(tmp_path / "nan.wav", wave, 8000, subtype="FLOAT")
+    with pytest.raises(data.DataError, match=r"nan.wav: holds samples that are not finite; repair or remove it"):
+        read_audio(tmp_path / "nan.wav")
+
+
 def test_bad_sounds(tmp_path: Path) -> None:
     write_sound(tmp_path / "empty.wav", seconds=0)
     (tmp_path / "text.wav").write_text("hello")

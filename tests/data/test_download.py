@@ -28,10 +28,10 @@ pytest.importorskip("requests")
 from filelock import FileLock
 
 from spcp.data import archives
-from spcp.data.download import SOURCES, Remote, Source, download, verify
+from spcp.data.downloads import SOURCES, Remote, Source, download, verify
 from spcp.data.errors import DataError
 
-module = importlib.import_module("spcp.data.download")  # the package has a function of that name
+module = importlib.import_module("spcp.data.downloads")
 BODY = bytes(range(256)) * 1024  # 4 chunks
 HALF = len(BODY) // 2
 HOME = "http://home.example/"
@@ -599,7 +599,7 @@ for name, folder in (("spcp", sys.argv[1]), ("spcp.data", sys.argv[1] + "/data")
     sys.modules[name] = types.ModuleType(name)
     sys.modules[name].__path__ = [folder]
 before = set(sys.modules)
-from spcp.data import download as module
+from spcp.data import downloads as module
 foreign = {name.split(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 """
 TOY = """

@@ -111,6 +111,8 @@ class Evil:
         b"cbuiltins\neval\n(V__import__('os').getcwd()\ntR.",
         b"cnumpy\nload\n(V/etc/passwd\ntR.",
         b"cnumpy.core.multiarray\n_reconstruct\n(K\x00K\x00tR(K\x01(M\xff\xff\x8a\x08\xff\xff\xff\xff\xff\xff\xff\x7ftNNNtb.",
+        b"c_codecs\nencode\n(Vabc\nVutf-7\ntR.",
+        pickle.dumps({b"data": np.zeros(3, np.uint8)}, 2).replace(b"K\x03\x85", b"K\x04\x85"),  # of another shape
         b"\x80\x04\x95",  # cut short
         b"",
         b"not a pickle",
@@ -178,6 +180,36 @@ def test_damaged_cifar(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "test_batch.bin").write_bytes(content)
     with pytest.raises(data.DataError, match=f"test_batch.bin.*{message}"):
         data.read_cifar(tmp_path, "test")
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ([1, 2], "no dictionary with 'data' and 'labels'"),
+        ({b"data": pixels(3, 3072)}, "no dictionary with 'data' and 'labels'"),
+        ({b"data": pixels(3, 3071), b"labels": [1, 2, 3]}, "'data' is not N x 3072 bytes"),
+        ({b"data": pixels(3, 3072).astype(np.int64), b"labels": [1, 2, 3]}, "'data' is not N x 3072 bytes"),
+        ({b"data": np.dtype("u1"), b"labels": []}, "a type that is no array's"),
+    ],
+)
+def test_cifar_python_of_other_things(tmp_path: Path, content: Any, message: str) -> None:
+    (tmp_path / "test_batch").write_bytes(pickle.dumps(content, 2))
+    with pytest.raises(data.DataError, match=f"test_batch: .*{message}"):
+        data.read_cifar(tmp_path, "test")
+
+
+def test_cifar100_with_other_class_names(tmp_path: Path) -> None:
+    write_cifar100_binary(tmp_path / "cifar-100-binary", names=99)
+    with pytest.raises(data.DataError, match="names 99 classes, but CIFAR-100 has 100; download it again"):
+        data.read_cifar(tmp_path / "cifar-100-binary", "test")
+
+
+def test_cifar10c_of_another_shape(tmp_path: Path) -> None:
+    np.save(tmp_path / "labels.npy", np.zeros(10, np.int64))
+    for corruption in CORRUPTIONS:
+        np.save(tmp_path / f"{corruption}.npy", np.zeros((10, 32, 32), np.uint8))
+    with pytest.raises(data.DataError, match=r"npy: \(10, 32, 32\) of uint8, not 10 x 32 x 32 x 3 bytes"):
+        data.read_cifar10c(tmp_path)
 
 
 def test_cifar_python_with_fewer_labels(tmp_path: Path) -> None:

@@ -252,3 +252,14 @@ def test_names_of_classes_are_text(tmp_path: Path) -> None:
     assert listed.class_names == (r"a\x1b[2J", r"caf\udce9")
     assert len(listed) == 2
     assert all((listed.root / path).is_file() for path in listed.paths)
+
+
+def test_tiny_imagenet_with_other_class_names(tmp_path: Path) -> None:
+    write_tin(tmp_path, ["n02", "n01"])
+    expected = data.read_tin(tmp_path, "test")
+    (tmp_path / "wnids.txt").write_text("n01\nn03\n")
+    with pytest.raises(data.DataError, match=r"names a class that wnids.txt does not; download the data set again"):
+        data.read_tin(tmp_path, "test")
+    (tmp_path / "wnids.txt").unlink()
+    again = data.read_tin(tmp_path, "test")
+    assert (again.class_names, again.y.tolist()) == (expected.class_names, expected.y.tolist())

@@ -412,9 +412,35 @@ def test_impossible_shares() -> None:
         {"batch_size": 0},
         {"rank": 2, "world_size": 2},
         {"workers": -1},
+        {"world_size": 0},
+        {"seed": -1},
     ):
-        with pytest.raises(data.DataError, match=r"must be a positive multiple|must be from 0 to 1|must be 0 or more"):
+        with pytest.raises(
+            data.DataError, match=r"must be a positive multiple|must be from 0 to 1|(must be|seed) 0 or more"
+        ):
             data.Loader(small(), CIFAR, **options)  # type: ignore[arg-type]
+    for epoch, start in ((-1, 0), (0, -1), (0, 99)):
+        with pytest.raises(data.DataError, match="epochs count from 0, and have batches 0 to"):
+            next(iter(data.Loader(small(), CIFAR).epoch(epoch, start)))
+
+
+def test_a_transform_for_other_data(tmp_path: Path) -> None:
+    with pytest.raises(
+        data.DataError, match="transform must be an ImageTransform or an AudioTransform, not a function"
+    ):
+        data.Loader(small(), lambda x: x)  # type: ignore[arg-type]
+    with pytest.raises(data.DataError, match="images do not go with an AudioTransform; use the other transform"):
+        data.Loader(small(), data.AudioTransform())
+
+
+def test_sounds_of_other_libraries() -> None:
+    transform = data.AudioTransform(sample_rate=8000, seconds=0.1)
+    wave = torch.sin(torch.arange(800) / 3)
+    hugging_face = [({"array": wave.tolist(), "sampling_rate": 8000}, 0)]
+    ((x, _),), ((expected, _),) = (list(data.Loader(items, transform)) for items in (hugging_face, [((wave, 8000), 0)]))
+    torch.testing.assert_close(x, expected)
+    with pytest.raises(data.DataError, match=r"a sound must be a waveform and its sample rate, \(tensor, int\)"):
+        list(data.Loader([(b"wave", 0)], transform, workers=0))
 
 
 def test_arrays_are_augmented_by_boxes_too() -> None:

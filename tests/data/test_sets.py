@@ -44,6 +44,16 @@ def test_noise_like_a_transform_and_like_embeddings() -> None:
         data.noise("pink", samples)  # type: ignore[arg-type]
 
 
+def test_sets_that_cannot_be() -> None:
+    none = torch.zeros(0, dtype=torch.int64)
+    with pytest.raises(data.DataError, match="empty: is empty, so noise cannot be made like it"):
+        data.noise("gaussian", data.TensorSet("empty", torch.zeros(0, 4), none))
+    with pytest.raises(data.DataError, match=r"images must be \(N, C, H, W\) bytes, not \(2, 3\)"):
+        data.TensorSet("flat", torch.zeros(2, 3, dtype=torch.uint8), torch.zeros(2, dtype=torch.int64))
+    with pytest.raises(data.DataError, match="a label is -2; classes count from 0, and -1 is for what has none"):
+        data.TensorSet("x", torch.zeros(2, 3), torch.tensor([0, -2]))
+
+
 def test_taking_and_relabelling() -> None:
     samples = data.TensorSet("some", torch.arange(5.0)[:, None], torch.tensor([0, 1, 0, 1, 0]), ("a", "b"))
     some = data.take(samples, [3, 0], split="two")

@@ -267,6 +267,19 @@ def test_toml_of_arrays_and_halves(tmp_path: Path) -> None:
     assert b.ood_val["gaussian noise"].x.shape == (1000, 8)  # type: ignore[union-attr]
 
 
+def test_what_cannot_be_meant_is_named(photos: Path, tmp_path: Path) -> None:
+    with pytest.raises(data.DataError, match='bad must be "raise" or "skip", not \'ignore\''):
+        data.make_benchmark(photos / "photos", size=32, bad="ignore")  # type: ignore[arg-type]
+    with pytest.raises(data.DataError, match='ood: a set cannot be called "mean"'):
+        data.make_benchmark(photos / "photos", {"mean": photos / "photos"}, size=32)
+    x, y = np.zeros((60, 8), np.float32), np.arange(60) % 3
+    with pytest.raises(data.DataError, match=r"transform: floats \(8,\) are taken as they are; leave out flip"):
+        data.make_benchmark((x, y), transform={"flip": False})
+    (tmp_path / "b.toml").write_text("[id]\npath = 'photos'\nlabel = 3\n")
+    with pytest.raises(data.DataError, match=r"label in \[id\] must be a regular expression in quotes, not 3"):
+        data.read_benchmark(tmp_path / "b.toml")
+
+
 def test_toml_of_sounds(tmp_path: Path) -> None:
     for i in range(24):
         write_sound(tmp_path / "digits" / f"{i % 2}_anna_{i}.wav", hertz=200 + 100 * i)

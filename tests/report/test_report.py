@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import re
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import training_run
 from spcp import report, training
 from spcp.calibration import calibrate_run
 from spcp.choice import Choice
-from spcp.data import Benchmark, TensorSet
+from spcp.data import Benchmark, TensorSet, take
 from spcp.errors import InputError
 from spcp.metrics import compare
 from spcp.report.figures import draw
@@ -142,6 +143,16 @@ def test_the_report_says_how_the_score_was_chosen(runs: list[Path], data: Benchm
         assert "proxy/scrambled" in text
 
 
+def test_the_report_shows_the_decision_of_the_calibrated_detector(runs: list[Path], data: Benchmark) -> None:
+    run = runs[2] if isinstance(runs[2], Run) else Run.open(runs[2])
+    calibrate_run(run, "knn", benchmark=data)
+    study = report.gather([run], benchmark=data, scores=["energy", "knn", "consensus"])
+    made = {one.score: one.role for one in decisions(study)}
+    assert made == {"consensus": "recommended", "knn": "calibrated", "energy": ""}
+    assert "knn with SPCP (rho_norm 1) (calibrated) flags" in summarize(study)[0]
+    run.detector_path.unlink()
+
+
 def test_a_single_run_has_intervals(runs: list[Path], data: Benchmark) -> None:
     (one,) = decisions(report.gather([runs[0]], benchmark=data, scores=["energy"]))
     rate = one.detection_rates["far", "dark"]
@@ -230,3 +241,28 @@ def test_what_cannot_be_reported(runs: list[Path], data: Benchmark, tmp_path: Pa
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="is a file"):
         report.write(report.gather(runs[:1], benchmark=data, scores=["energy"]), tmp_path / "file")
+
+
+def test_runs_of_one_seed_and_of_different_seeds(runs: list[Path], data: Benchmark) -> None:
+    alike = " ".join(summarize(report.gather([runs[0], runs[2]], benchmark=data, scores=["energy"])))
+    assert "one seed is weak evidence, train more" in alike
+    apart = " ".join(summarize(report.gather([runs[0], runs[3]], benchmark=data, scores=["energy"])))
+    assert "have no seed in common, so they are not compared" in apart
+
+
+def test_too_little_validation_data_for_a_threshold(runs: list[Path], data: Benchmark, tmp_path: Path) -> None:
+    assert data.val is not None
+    few = dataclasses.replace(data, val=take(data.val, range(10)))
+    study = report.gather(runs[:3], benchmark=few, scores=["energy"])
+    assert any("fewer than 19 validation samples, so no threshold" in note for note in study.notes)
+    assert "promised false alarm rate" not in " ".join(summarize(study))
+    assert report.write(study, tmp_path).exists()
+
+
+def test_what_is_too_little_to_report(runs: list[Path], data: Benchmark, tmp_path: Path) -> None:
+    one = dataclasses.replace(data, far={"dark": take(data.far["dark"], [0])})
+    with pytest.raises(InputError, match="far/dark: has a single sample, which is too few to measure on"):
+        report.gather(runs[:1], benchmark=one, scores=["energy"])
+    begun = training.train(training_run.config("plain", 2), tmp_path / "run", benchmark=data, until=1)
+    with pytest.raises(InputError, match="run"):
+        report.gather([begun], benchmark=data, scores=["energy"])

@@ -110,7 +110,7 @@ def test_members_that_do_not_apply_are_left_out(caplog: pytest.LogCaptureFixture
 
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize(
-    ("n", "alpha", "draws"), [(40, 0.05, 600), (100, 0.1, 400), (300, 0.01, 600), (1000, 0.05, 100)]
+    ("n", "alpha", "draws"), [(40, 0.05, 600), (50, 0.05, 600), (100, 0.1, 400), (300, 0.01, 600), (1000, 0.05, 100)]
 )
 def test_at_most_alpha_is_flagged_however_members_depend_on_each_other(
     n: int, alpha: float, draws: int, ties: bool

@@ -18,7 +18,7 @@ from .app import verbosity
 # Each module adds its command to the app; this is the order of `spcp --help`.
 from . import train, tune, adopt  # isort: skip  # noqa: F401
 from . import evaluate, calibrate, detect  # isort: skip  # noqa: F401
-from . import export  # isort: skip  # noqa: F401
+from . import export, serve, monitor  # isort: skip  # noqa: F401
 from . import demo, report, patterns, reproduce  # isort: skip  # noqa: F401
 from . import methods, scores, data  # isort: skip  # noqa: F401
 

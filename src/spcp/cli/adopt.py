@@ -40,4 +40,4 @@ def adopt_command(
         source = DESCRIPTION if data.id_ else data.source(out)
         run = adopt(model, out, benchmark, source=source, weights=weights, root=data.root)
     note(f"run: {out}")
-    calibrate_if_possible(run, alpha, score)
+    calibrate_if_possible(run, alpha, score, benchmark=benchmark)

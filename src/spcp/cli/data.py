@@ -21,7 +21,7 @@ Names = Annotated[list[str], Argument(help="See `spcp data list`.", show_default
 def list_command(root: Root = None, as_json: Json = False) -> None:
     """List the data sets that can be downloaded, and whether they are there."""
     from ..data import SOURCES
-    from ..data.download import data_root
+    from ..data.downloads import data_root
 
     folder = data_root(root)
     rows = []

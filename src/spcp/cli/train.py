@@ -56,7 +56,10 @@ def train_command(
             note(f"rho_norm: {config.truncation.rho_norm} by default; spcp tune chooses it on validation data")
         run = train(config, folder, benchmark=benchmark, loggers=_loggers(log, folder, config))
     note(f"run: {folder}")
-    calibrate_if_possible(run, alpha, score)
+    if run.is_calibrated:  # by whoever finished the run, or by hand since
+        note(f"calibrated already: {run.detector_path}; to replace it: spcp calibrate {folder}")
+    else:
+        calibrate_if_possible(run, alpha, score, benchmark=benchmark)
 
 
 def _loggers(names: list[str] | None, folder: Path, config: Config) -> list[Logger]:

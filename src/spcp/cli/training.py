@@ -79,13 +79,18 @@ def warn_of_too_few(benchmark: Benchmark | None, alpha: float) -> None:
     )
 
 
-def calibrate_if_possible(run: Run, alpha: float, score: str | None = None) -> None:
-    """Leave a calibrated detector in the folder of a run, if there is enough validation data."""
+def calibrate_if_possible(
+    run: Run, alpha: float, score: str | None = None, *, benchmark: Benchmark | None = None
+) -> None:
+    """Leave a calibrated detector in the folder of a run, if there is enough validation data.
+
+    The benchmark is the run's, if it was read already: what is wrong with its files is said once.
+    """
     from ..calibration import calibrate_run
     from ..training import warn_of_guessing
 
     try:
-        detector, evaluation = calibrate_run(run, score, alpha=alpha)
+        detector, evaluation = calibrate_run(run, score, alpha=alpha, benchmark=benchmark)
     except InputError as error:
         print(printable(f"spcp: not calibrated: {error}"), file=sys.stderr)
         return

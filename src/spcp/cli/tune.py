@@ -53,4 +53,4 @@ def tune_command(
         logging.getLogger("spcp").warning("%s: scores OOD above ID samples, whatever rho_norm is", tuning.score)
     note(f"chosen: rho_norm {tuning.best:g}")
     (best,) = open_runs([run_folder(folder, tuning.best, chosen_seeds[0])], options.model)
-    calibrate_if_possible(best, alpha)
+    calibrate_if_possible(best, alpha, benchmark=benchmark)

@@ -53,11 +53,8 @@ def clip_contributions(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor
         if lam.numel() != 1:
             raise ValueError(f"threshold has shape {tuple(lam.shape)}; it must be a single number.")
         lam = lam.reshape(())
-    if torch.is_autocast_enabled(h.device.type):
-        with torch.autocast(h.device.type, enabled=False):
-            return _clip(_cast(h, dtype), _cast(W, dtype), None if b is None else _cast(b, dtype), lam)
     z = _clip(_cast(h, dtype), _cast(W, dtype), None if b is None else _cast(b, dtype), lam)
-    return _cast(z, h.dtype)
+    return z if torch.is_autocast_enabled(h.device.type) else _cast(z, h.dtype)  # no kernel uses what autocast casts
 
 
 def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:

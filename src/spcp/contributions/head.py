@@ -231,13 +231,13 @@ class SPCPLinear(nn.Linear):
         """Look once: a head on a network that was never trained with it truncates nothing."""
         if "never trained" in self._warned or not self.is_adaptive or effective_threshold(self) is None:
             return
+        self._warned.add("never trained")  # to look again would wait for a GPU again
         if self.threshold.item() == INITIAL_THRESHOLD and self.updates.item() == 0:
-            self._warn_once(
-                "never trained",
+            warnings.warn(
                 f"The SPCP threshold is still its initial {INITIAL_THRESHOLD:g}, so nothing is truncated: train with "
                 f"the head, load a checkpoint of one, or set it with fit_threshold(model, data).",
+                stacklevel=2,
             )
-        self._warned.add("never trained")  # to look again would wait for a GPU again
 
     def _warn_once(self, subject: str, warning: str) -> None:
         if subject not in self._warned:

@@ -1,4 +1,4 @@
-"""Sounds: from a waveform to a log-mel spectrogram, in torch."""
+"""Sounds: from a waveform to a log-mel spectrogram, in torch, which is imported when a sound is read."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from .errors import DataError, check_file, need
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 _FORMATS = {"WAV", "WAVEX", "RF64", "AIFF", "FLAC", "OGG", "MP3"}  # of these it can be told whether the end is missing
 _LARGEST = 2**28  # samples of a sound, 1 GiB: 90 minutes at 48 kHz
@@ -47,7 +48,7 @@ class AudioTransform:
             raise DataError(f"{self}: the length must hold a window, and rate, hop and std must be positive")
         if self.sample_rate > _FASTEST or self.samples > _LARGEST or self.mels * self.bins > _LARGEST // 16:
             raise DataError(f"{self}: too fast, too long, or too many bands; take less")
-        empty = int((mel_filters(self).sum(1) == 0).sum())
+        empty = int((_triangles(self).sum(1) == 0).sum())
         if empty:
             raise DataError(f"{self.mels} mel bands are too many: {empty} fall between two frequencies; take fewer")
 
@@ -77,6 +78,8 @@ def read_audio(source: Path | io.BytesIO, name: str = "") -> tuple[Tensor, int]:
 
     What is not a path but bytes in memory has a name, for messages.
     """
+    import torch
+
     soundfile = need("soundfile", "soundfile")
     path = name or str(source)
     if isinstance(source, Path):
@@ -121,6 +124,8 @@ def _truncated(source: Path | io.BytesIO) -> bool:
 
 def fixed_length(wave: Tensor, rate: int, transform: AudioTransform) -> Tensor:
     """Return the waveform (samples,) at the transform's rate (polyphase filter), shortened or padded with silence."""
+    import torch
+
     if not 1 <= rate <= _FASTEST:
         raise DataError(f"a sample rate of {rate} Hz is none that is known; resample it to at most {_FASTEST} Hz")
     if rate != transform.sample_rate:
@@ -140,6 +145,8 @@ def log_mel(waves: Tensor, transform: AudioTransform) -> Tensor:
     `log(M |STFT|^2 + 1e-6)`, Hann window, triangular filters M on the mel scale `2595 log10(1 + f / 700)`; then
     `(. - mean) / std`.
     """
+    import torch
+
     spectrum = torch.stft(
         waves,
         transform.bins,
@@ -158,10 +165,16 @@ def log_mel(waves: Tensor, transform: AudioTransform) -> Tensor:
 @functools.lru_cache
 def mel_filters(transform: AudioTransform) -> Tensor:
     """Return filters (mels, bins / 2 + 1): triangles between neighbouring points, equally spaced on the mel scale."""
+    import torch
+
+    return torch.from_numpy(_triangles(transform))
+
+
+def _triangles(transform: AudioTransform) -> np.ndarray:
     top = 2595 * math.log10(1 + transform.sample_rate / 2 / 700)
-    points = 700 * (10 ** (torch.linspace(0, top, transform.mels + 2, dtype=torch.float64) / 2595) - 1)  # Hz
-    frequencies = torch.linspace(0, transform.sample_rate / 2, transform.bins // 2 + 1, dtype=torch.float64)
+    points = 700 * (10 ** (np.linspace(0, top, transform.mels + 2) / 2595) - 1)  # Hz
+    frequencies = np.linspace(0, transform.sample_rate / 2, transform.bins // 2 + 1)
     low, centre, high = points[:-2, None], points[1:-1, None], points[2:, None]
     rising = (frequencies - low) / (centre - low)
     falling = (high - frequencies) / (high - centre)
-    return torch.minimum(rising, falling).clamp(min=0).float()
+    return np.minimum(rising, falling).clip(min=0).astype(np.float32)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 from . import embedded
 from .benchmark import Benchmark
-from .download import data_root
+from .downloads import data_root
 from .errors import DataError
 from .folders import Bad
 from .images import ImageTransform
-from .noise import noise
+from .noises import noise
 from .openood import BENCHMARKS
 from .openood_files import Finder
 from .sets import on_cpu

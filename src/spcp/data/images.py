@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +22,10 @@ HEIC = {".heic", ".heif"}  # as phones write them: Pillow needs pillow-heif for 
 _LENIENT = "LOAD_TRUNCATED_IMAGES"  # Pillow's switch
 _LARGEST = 1 << 14  # pixels of a side, after resizing
 _ORIENTATION = 0x0112  # in EXIF
+
+
+class TooManyPixelsError(DataError):
+    """An image is larger than it may be, as its header says; nothing was decoded."""
 
 
 @dataclass(frozen=True)
@@ -89,10 +94,16 @@ class ImageTransform:
         return getattr(need("PIL.Image", "pillow").Resampling, self.interpolation.upper())
 
 
-def open_image(source: Path | Any, name: str = "") -> Any:
+def open_image(
+    source: Path | Any, *, name: str = "", formats: Sequence[str] | None = None, max_pixels: float = math.inf
+) -> Any:
     """Return a Pillow image, wholly decoded and upright; a file that is truncated or is no image is a `DataError`.
 
-    What is not a path but bytes in memory has a name, for messages and for its ending.
+    Args:
+        source: a path, or an open file.
+        name: what to call it in messages; by default the source.
+        formats: those of Pillow's that may be decoded; by default all.
+        max_pixels: an image of more is a `TooManyPixelsError`, before it is decoded.
     """
     image_module, file_module = need("PIL.Image", "pillow"), need("PIL.ImageFile", "pillow")
     name = name or str(source)
@@ -103,13 +114,22 @@ def open_image(source: Path | Any, name: str = "") -> Any:
     try:
         if os.path.splitext(name)[1].lower() in HEIC:
             need("pillow_heif", "pillow-heif", "heic").register_heif_opener()
-        with image_module.open(source) as image:
+        with image_module.open(source, formats=formats) as image:
+            if image.width * image.height > max_pixels:
+                size = f"{image.width} x {image.height}"
+                raise TooManyPixelsError(f"{name}: has {size} pixels, more than {max_pixels}; make it smaller")
             image.load()
             return upright(image)
     except ImportError as error:
         raise DataError(f"{name}: {error}") from error
+    except TooManyPixelsError:
+        raise
+    except image_module.DecompressionBombError as error:  # Pillow's own limit, twice what it warns of
+        limit = min(max_pixels, 2 * image_module.MAX_IMAGE_PIXELS)
+        raise TooManyPixelsError(f"{name}: has more than {limit} pixels; make it smaller") from error
     except Exception as error:  # a damaged file can raise anything
-        raise DataError(f"{name}: not a readable image ({error}); repair or remove it") from error
+        reason = str(error).partition(" <_io.")[0]  # an open file has no name worth telling
+        raise DataError(f"{name}: not a readable image ({reason}); repair or remove it") from error
     finally:
         setattr(file_module, _LENIENT, lenient)
 
@@ -205,6 +225,12 @@ def random_box(width: int, height: int, rng: np.random.Generator) -> tuple[int, 
     w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
     left, top = (width - w) // 2, (height - h) // 2
     return left, top, left + w, top + h
+
+
+def normalisation(mean: Sequence[float], std: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Return scale and shift (C, 1, 1), float32, with `x * scale - shift = (x / 255 - mean) / std`."""
+    means, deviations = (np.array(values, dtype=np.float32)[:, None, None] for values in (mean, std))
+    return 1 / (255 * deviations), means / deviations
 
 
 def _pixels(image: Any) -> np.ndarray:

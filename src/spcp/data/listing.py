@@ -103,7 +103,7 @@ class Samples:
             file: Any = Path(source)
         else:
             file = io.BytesIO(source.read() if isinstance(source, Member) else source)
-        return open_image(file, sample.name) if self.kind == "image" else read_audio(file, sample.name), OOD
+        return open_image(file, name=sample.name) if self.kind == "image" else read_audio(file, sample.name), OOD
 
 
 class Listing:

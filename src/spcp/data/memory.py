@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from . import native
 from .audio import AudioTransform, log_mel
-from .images import ImageTransform
+from .images import ImageTransform, normalisation
 from .inputs import Transform
 from .sets import DataSet, TensorSet
 
@@ -78,6 +78,6 @@ def finish(x: Tensor, transform: Transform) -> Tensor:
 
 @functools.lru_cache
 def scale_and_shift(mean: tuple[float, ...], std: tuple[float, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return scale and shift (C, 1, 1) with `x * scale - shift = (x / 255 - mean) / std`."""
-    means, deviations = (torch.tensor(v, dtype=torch.float32, device=device).view(-1, 1, 1) for v in (mean, std))
-    return 1 / (255 * deviations), means / deviations
+    """Return `normalisation` as tensors, made once."""
+    scale, shift = (torch.from_numpy(array).to(device) for array in normalisation(mean, std))
+    return scale, shift

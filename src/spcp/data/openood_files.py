@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from .benchmark import Benchmark
-from .download import SOURCES
+from .downloads import SOURCES
 from .errors import DataError
 from .files import CIFAR10_CLASS_NAMES, read_cifar, read_cifar10c, read_mnist, read_svhn
 from .folders import parse_imglist, read_folder, read_places365, read_texture, read_tin

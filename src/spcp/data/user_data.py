@@ -22,7 +22,7 @@ from .benchmark import Benchmark
 from .errors import DataError, read_text
 from .folders import Bad, read_folder
 from .images import ImageTransform
-from .noise import channel_statistics, noise
+from .noises import channel_statistics, noise
 from .prepared import IN_MEMORY_SIDE, prepare, readable
 from .reading import as_set, has_halves, official_reader, part_folders, read
 from .sets import DataSet, FileSet, ItemSet, TensorSet, as_ood, labels, on_cpu, take

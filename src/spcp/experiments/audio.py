@@ -21,7 +21,7 @@ from ..data import (
     read_folder,
     take,
 )
-from ..data.download import data_root
+from ..data.downloads import data_root
 
 ID_DIGITS = 6  # digits 0 to 5; the others are near-OOD
 SPOKEN = {"sample_rate": 8000, "seconds": 0.6, "mels": 40, "hop": 0.015}  # 40 x 41 pixels

@@ -20,7 +20,7 @@ from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
 from ..data import Benchmark, DataSet, load_benchmark, take
 from ..errors import InputError
 from ..evaluation import NOISE, Evaluation
-from ..files import checksum, read_json, read_tensors, written
+from ..files import checksum, read_json, read_tensors, sweep, written
 from ..methods import METHODS, TRUNCATING
 from ..progress import track
 from ..runs import Run
@@ -120,6 +120,7 @@ class Lab:
             return train(config, folder, benchmark=self.benchmark(row.benchmark))
         run = Run.open(folder)
         _check_settings(run, config)
+        sweep(folder)  # a call that was killed may have been writing the last state
         return run
 
     def _folder(self, row: Row, config: Config) -> Path:

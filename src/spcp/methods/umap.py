@@ -125,9 +125,11 @@ class UMAP(Method):
     @torch.no_grad()
     def scoring_head(self, network: Network) -> nn.Linear:
         """Return the classifier, masked."""
-        head = copy.deepcopy(network.classifier)
+        head = copy.copy(network.classifier)
         name = next(name for name, module in network.named_modules() if module is network.classifier)
-        head.weight.copy_(self.masked_weights(network)[f"{name}.weight"])
+        head._parameters = head._parameters.copy()
+        del head._parameters["weight"]
+        head.weight = self.masked_weights(network)[f"{name}.weight"]  # type: ignore[assignment]
         return head
 
 

@@ -229,9 +229,10 @@ def _library(module: str) -> Any:
     except ImportError as error:
         raise InputError(f"this needs {package}: pip install 'spcp[pretrained]' ({error})") from error
     except RuntimeError as error:  # a torchvision that was built for another torch
+        index = "" if torch.version.cuda else " --index-url https://download.pytorch.org/whl/cpu"
         raise InputError(
             f"{package} cannot be imported beside torch {torch.__version__} ({error}); install the build of "
-            "torchvision for it"
+            f"torchvision for it: pip install --force-reinstall --no-deps torchvision{index}"
         ) from error
 
 
@@ -248,6 +249,13 @@ def _found(name: str, weights: Weights = "body") -> Iterator[None]:
     except Exception as error:
         reason = str(error).strip().split("\n")[0] or type(error).__name__
         library, _, model = name.partition(":")
+        if isinstance(error, ImportError):  # of what the library imports when it needs it
+            _library("torchvision")
+            cure = "pip install 'spcp[pretrained]'"
+            raise InputError(f"{name}: {_PACKAGES[library]} lacks something ({reason}); {cure}") from error
+        if library == "hf" and Path(model).is_dir():
+            cure = "name a folder that save_pretrained has filled"
+            raise InputError(f"{name}: cannot be read ({reason}); {cure}") from error
         cure = "give a file of its weights (--weights FILE.safetensors)"
         if library == "hf":
             cure = f"name a folder that save_pretrained or `hf download {model}` has filled: hf:FOLDER"

@@ -311,14 +311,25 @@ class Decision:
 
     arm: str
     score: str
-    recommended: bool
+    role: str  # "recommended", "calibrated" where a run has a detector with this score, or nothing
     false_alarm_rate: Rate
     detection_rates: Mapping[tuple[str, str], Rate]  # by group and set, as `Study.sets`
 
+    @property
+    def recommended(self) -> bool:
+        """Whether it is the library's default."""
+        return self.role == "recommended"
+
+    @property
+    def title(self) -> str:
+        """What a table calls it."""
+        return f"{self.score}, {self.arm}" + (f" ({self.role})" if self.role else "")
+
 
 def decisions(study: Study) -> list[Decision]:
-    """List the decisions that matter: of the recommended detector, of the paper's own score, and of energy."""
-    wanted = [(study.subject, DEFAULT), (study.subject, study.main_score), (study.subject, "energy")]
+    """List the decisions that matter: of the recommended score, of those calibrated, of the paper's, and of energy."""
+    calibrated = [choice.score for _, choice, _ in shipped(study)]
+    wanted = [(study.subject, score) for score in (DEFAULT, *calibrated, study.main_score, "energy")]
     if study.reference is not None:
         wanted.append((study.reference, "energy"))
     listed = []
@@ -334,7 +345,9 @@ def decisions(study: Study) -> list[Decision]:
         }
         share, deviation = means[study.sets[0]]["false_alarm_rate"]  # of the same ID samples, whatever the set
         interval = rate_interval(round(share * samples), samples) if single else None
-        listed.append(Decision(arm.name, score, score == DEFAULT, Rate(share, deviation, interval), rates))
+        role = "calibrated" if score in calibrated and arm is study.subject else ""
+        role = "recommended" if score == DEFAULT else role
+        listed.append(Decision(arm.name, score, role, Rate(share, deviation, interval), rates))
     return listed
 
 

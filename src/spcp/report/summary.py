@@ -40,7 +40,7 @@ def _decision(study: Study) -> list[str]:
     parts = []
     for one in made:
         rates = [f"{100 * one.detection_rates[group, 'mean'].mean:.1f} % of {group}-OOD" for group in study.groups]
-        name = f"{one.score} with {one.arm}" + (" (recommended)" if one.recommended else "")
+        name = f"{one.score} with {one.arm}" + (f" ({one.role})" if one.role else "")
         parts.append(
             f"{name} flags {' and '.join(rates)} inputs ({100 * one.false_alarm_rate.mean:.1f} % of ID test inputs)"
         )

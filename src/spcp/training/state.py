@@ -100,9 +100,9 @@ class TrainingState:
             transient = {f"method.{name}" for name in trainee.method.transient}
             weights = {name.removeprefix("network."): value for name, value in model.items() if name not in transient}
             notes = {"epoch": str(self.epoch), "accuracy": str(accuracy)}
-            files.write_tensors(self.folder / "last.safetensors", weights, notes)
-            if better:
+            if better:  # before the last: by that one a run is done
                 files.write_tensors(self.folder / "best.safetensors", weights, notes)
+            files.write_tensors(self.folder / "last.safetensors", weights, notes)
         self.best = accuracy if better else self.best
         self.epoch, self.step, self.seconds, self.sums = self.epoch + 1, 0, 0.0, torch.zeros_like(self.sums)
         self._save(model, momentum)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .noise import noise
+from .noises import noise
 from .sets import OOD, TensorSet, on_cpu
 
 GRID = 4  # cells of a shuffled image, each way
