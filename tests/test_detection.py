@@ -8,6 +8,7 @@ import torch
 import training_run
 
 from spcp import Detector, data, networks
+from spcp.data import Listing
 from spcp.detection import detect_files, find_files
 from spcp.errors import InputError
 
@@ -45,9 +46,7 @@ def test_files_of_another_kind_or_shape(tmp_path: Path) -> None:
     inputs = data.Inputs(tuple("abc"), (4,), None)
     np.save(tmp_path / "a.npy", np.zeros((2, 5), np.float32))
     (tmp_path / "b.png").write_bytes(b"")
-    results = list(
-        detect_files(detector, inputs, find_files([str(tmp_path / "a.npy"), str(tmp_path / "b.png")], inputs))
-    )
+    results = list(detect_files(detector, inputs, Listing([str(tmp_path / "a.npy"), str(tmp_path / "b.png")], inputs)))
     assert "its samples are (5,), but the network takes (4,)" in results[0].problem
     assert "the network takes floats (4,); give an npz, npy or safetensors" in results[1].problem
     with pytest.raises(ValueError, match="is too large for a sample"):

@@ -490,6 +490,19 @@ def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptu
     assert not caplog.text
 
 
+@pytest.mark.parametrize("shape", [(1, 12, 12), (4,)])
+def test_one_input_without_a_batch_is_one_sentence(shape: tuple[int, ...]) -> None:
+    network = networks.cnn(3, width=2) if len(shape) == 3 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
+    detector = Detector(network, "energy").calibrate(torch.randn(40, *shape))
+    x = torch.randn(shape)
+    for one in (x, x.numpy()):
+        with pytest.raises(InputError, match=r"has no batch dimension; give a batch, x\[None\] for one input"):
+            detector.detect(one)
+    assert detector.detect(x[None]).is_ood.shape == (1,)
+    with pytest.raises(RuntimeError):  # not its dimensions are wrong, but its size
+        detector.detect(torch.randn(2, *shape[:-1], 5) if len(shape) == 1 else torch.randn(2, 3, 12, 12))
+
+
 def test_what_is_no_detector_is_refused(tmp_path: Path) -> None:
     class Mine(CrossEntropy):
         pass
@@ -503,16 +516,3 @@ def test_what_is_no_detector_is_refused(tmp_path: Path) -> None:
     own = Detector(ScoredModel(network, Mine(), classifier="classifier")).calibrate(torch.randn(40, 4))
     with pytest.raises(InputError, match=r"Mine is not among spcp.methods.METHODS; add it there to save it"):
         own.save(tmp_path / "own.safetensors")
-
-
-@pytest.mark.parametrize("shape", [(1, 12, 12), (4,)])
-def test_one_input_without_a_batch_is_one_sentence(shape: tuple[int, ...]) -> None:
-    network = networks.cnn(3, width=2) if len(shape) == 3 else nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3))
-    detector = Detector(network, "energy").calibrate(torch.randn(40, *shape))
-    x = torch.randn(shape)
-    for one in (x, x.numpy()):
-        with pytest.raises(InputError, match=r"has no batch dimension; give a batch, x\[None\] for one input"):
-            detector.detect(one)
-    assert detector.detect(x[None]).is_ood.shape == (1,)
-    with pytest.raises(RuntimeError):  # not its dimensions are wrong, but its size
-        detector.detect(torch.randn(2, *shape[:-1], 5) if len(shape) == 1 else torch.randn(2, 3, 12, 12))

@@ -294,7 +294,9 @@ def test_a_worker_that_is_killed_is_one_sentence(
     run: Spcp, trained: Path, some: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here = os.getpid()
-    monkeypatch.setattr(listing, "open_image", lambda *_: os.getpid() != here and os.kill(os.getpid(), signal.SIGKILL))
+    monkeypatch.setattr(
+        listing, "open_image", lambda *_, **__: os.getpid() != here and os.kill(os.getpid(), signal.SIGKILL)
+    )
     result = run("detect", some, "--run", trained, "--batch-size", 8, "--workers", 2)
     assert result.code == 2
     assert "a process that decodes was ended from outside" in result.err

@@ -75,7 +75,7 @@ def detect_command(
     find . -name '*.png' | spcp detect - --format jsonl | jq 'select(.is_ood)'[/dim]
     """
     from ..calibration import load_detector
-    from ..data.listing import Listing
+    from ..data.listing import Listing, check_there
     from ..detection import FIELDS, Counts, check_some, detect_windows, resumed, windows
     from ..journal import Journal
     from ..progress import progress_bar
@@ -86,6 +86,7 @@ def detect_command(
         raise InputError("--follow: takes names from standard input, and prints; leave out files and --out")
     if out and (form or as_json):
         raise InputError(f"--out {out}: its ending says how it is written; leave out --format and --json")
+    check_there(files or [])  # before a detector is loaded
     path = latest_run(run, "detector.safetensors", model)
     detector, inputs = _exported(path) if path.suffix == ".onnx" else load_detector(path, network=model)
     _move(detector, device)

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from .folders import read_tin as read_tin
     from .images import ImageTransform as ImageTransform
     from .inputs import Inputs as Inputs
+    from .listing import Listing as Listing
+    from .listing import Sample as Sample
     from .loader import Loader as Loader
     from .noises import noise as noise
     from .openood import BENCHMARKS as BENCHMARKS
@@ -61,6 +63,7 @@ _NAMES = {
     "folders": ("read_folder", "read_imglist", "read_places365", "read_texture", "read_tin"),
     "images": ("ImageTransform",),
     "inputs": ("Inputs",),
+    "listing": ("Listing", "Sample"),
     "loader": ("Loader",),
     "noises": ("noise",),
     "openood": ("BENCHMARKS",),

@@ -14,7 +14,7 @@ import sys
 import tarfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -361,8 +361,22 @@ def _found(name: str, kind: Kind, ordered: bool) -> Iterator[str | Sample]:
         else:
             yield match
     if not found:
-        what = "no file fits this pattern" if glob.has_magic(path) else "there is no such file or folder"
-        yield Sample(name, problem=f"{name}: {what}; check it")
+        yield Sample(name, problem=_lost(name))
+
+
+def _lost(name: str) -> str:
+    what = "no file fits this pattern" if glob.has_magic(name) else "there is no such file or folder"
+    return f"{name}: {what}; check it"
+
+
+def check_there(arguments: Sequence[str]) -> None:
+    """Raise an error if all arguments name what is not there; a folder may still hold nothing."""
+    for argument in arguments:
+        path = os.path.expanduser(argument)
+        if argument == "-" or os.path.exists(path) or (glob.has_magic(path) and any(matching(path, ordered=False))):
+            return
+    if arguments:
+        raise DataError(_lost(arguments[0]))
 
 
 def _below(folder: Path, kind: Kind, ordered: bool) -> Iterator[str | Sample]:
