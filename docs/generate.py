@@ -1,4 +1,5 @@
-"""Write the pages that follow from the code: scores.md, methods.md, cli.md and api.md.
+"""Write the pages that follow from the code, and from what was measured: scores.md, methods.md, cli.md, api.md and
+reliability.md.
 
 python docs/generate.py            # after a change of a score, a method, a command or a public name
 python docs/generate.py --check    # exit 1 if a page is not up to date
@@ -257,7 +258,7 @@ that shows them, and so does `help(spcp.Detector)` in Python.
 MODULES = (
     *("spcp", "spcp.data", "spcp.networks", "spcp.methods", "spcp.bank", "spcp.scores", "spcp.metrics"),
     *("spcp.conformal", "spcp.config", "spcp.training", "spcp.evaluation", "spcp.calibration", "spcp.detection"),
-    *("spcp.monitoring", "spcp.reference", "spcp.tuning", "spcp.comparison", "spcp.report", "spcp.experiments"),
+    *("spcp.monitoring", "spcp.tuning", "spcp.comparison", "spcp.report", "spcp.experiments"),
 )
 BASES = (Score, Method)  # their subclasses are shown without members
 
@@ -359,11 +360,69 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
 
 
+# Reliability
+
+RELIABILITY_PAGE = """# Reliability
+
+{note}
+
+What was tried to break spcp, and what came of it. Committed scripts print the tables; with `--check` they exit 1 if a
+number that should be 0 is not. The suite tries a few of each, from fixed seeds. What was printed last is in
+`docs/reliability/`, one file a script.
+
+## Damaged files
+
+`python benchmarks/fuzz.py` changes bits, bytes, lengths and fields of files in every format that spcp reads. A damaged
+file must be read rightly, or refused in one sentence that names it. *Foreign* is any other exception; *wrong* is a
+result that a checksum should have caught, or that contradicts itself; *slow* took more than 5 seconds of CPU time,
+*memory* more than 1 GiB, and *crash* ended the process. `--only READER --case NUMBER` repeats one case.
+
+```
+{fuzz}
+```
+
+## Faults
+
+`python benchmarks/faults.py` kills each task with SIGKILL: within a write or rename, which it slows down, or at any
+moment. It starts the same task twice at once; after a kill it lets the clock jump or moves the folder; it fills the
+disk, or makes it read-only. Then every visible file must be readable, and one more call must end with the result of an
+undisturbed one, to the bit, and leave no other files. A call that cannot work, as on a full disk, must say so in a
+sentence.
+
+```
+{faults}
+```
+
+## Tests of the tests
+
+`make coverage` measures which lines and branches the suite runs; aim 95 %.
+
+```
+{coverage}
+```
+
+`make mutation` changes the code of the core (clip, quantile, head, metrics, conformal) in one place at a time, an
+operator, a condition, a number, a word or a statement, and runs the tests that reach it. At most 5 % may go unnoticed;
+those are listed in `tests/mutation.py` with the reason.
+
+```
+{mutation}
+```
+"""
+
+
+def reliability() -> str:
+    """Return the page of what was tried to break the package, with what the scripts printed last."""
+    kept = {path.stem: path.read_text().rstrip() for path in (DOCS / "reliability").glob("*.txt")}
+    return RELIABILITY_PAGE.format(note=NOTE, **kept)
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "scores.md": scores,
     "methods.md": methods,
     "cli.md": commands,
     "api.md": reference,
+    "reliability.md": reliability,
 }
 
 if __name__ == "__main__":

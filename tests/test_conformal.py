@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from spcp.conformal import log_p_value, p_values, samples_needed, split, threshold_rank
+from spcp.conformal import calibrated, log_p_value, p_values, samples_needed, split, threshold_rank
 from spcp.errors import InputError
 
 
@@ -92,6 +92,21 @@ def test_a_rank_at_the_edge() -> None:
     assert threshold_rank(2, 0.5, 0.75) == 2
     assert threshold_rank(3, 0.1, 0.999) == 3
     assert threshold_rank(3, 0.1, 0.9989999) == 2
+
+
+def test_thresholds_of_all_and_of_each_group() -> None:
+    scores, groups = torch.tensor([5.0, 1.0, 4.0, 2.0, 3.0, 0.0]), torch.tensor([0, 1, 0, 1, 0, 1])
+    (whole,), threshold = calibrated(scores, None, 1, 0.3, None)
+    assert (whole.tolist(), threshold.tolist()) == ([0.0, 1.0, 2.0, 3.0, 4.0, 5.0], [1.0])
+    parts, thresholds = calibrated(scores, groups, 2, 0.5, None)
+    assert [part.tolist() for part in parts] == [[3.0, 4.0, 5.0], [0.0, 1.0, 2.0]]
+    assert thresholds.tolist() == [4.0, 1.0]
+    with pytest.raises(InputError, match=r"^6 calibration samples are too few"):
+        calibrated(scores, None, 1, 0.1, None)
+    with pytest.raises(InputError, match=r"^class 2: 0 calibration samples are too few"):
+        calibrated(scores, groups, 3, 0.5, None)
+    with pytest.raises(InputError, match="1 of 2 calibration scores are not a number; check the inputs"):
+        calibrated(torch.tensor([1.0, math.nan]), None, 1, 0.5, None)
 
 
 def test_p_values_count_calibration_scores_that_are_not_larger() -> None:

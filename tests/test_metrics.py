@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy import stats
 from scores import slow
 from sklearn.metrics import auc, precision_recall_curve, roc_auc_score, roc_curve
 
@@ -16,6 +17,7 @@ from spcp.metrics import (
     auroc_and_variance,
     compare,
     compare_means,
+    exact_interval,
     is_guessing,
     mean_and_deviation,
     metrics,
@@ -136,6 +138,18 @@ def test_wilsons_interval_is_where_the_rate_is_z_deviations_away(confidence: flo
     for n in range(1, 300):
         assert 0 <= rate_interval(0, n, confidence)[0] < 1e-12
         assert 1 - 1e-12 < rate_interval(n, n, confidence)[1] <= 1
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.5])
+@pytest.mark.parametrize("n", [1, 2, 19, 100, 3000])
+def test_the_exact_interval_is_clopper_and_pearsons(n: int, confidence: float) -> None:
+    """Against scipy's, and at its ends by their definition: n samples of which none, or all, were seen."""
+    tail = (1 - confidence) / 2
+    for count in sorted({0, 1, n // 20, n // 2, n - 1, n}):
+        expected = stats.binomtest(count, n).proportion_ci(confidence, "exact")
+        assert exact_interval(count, n, confidence) == pytest.approx((expected.low, expected.high), rel=1e-9, abs=1e-11)
+    assert exact_interval(0, n, confidence) == pytest.approx((0.0, 1 - tail ** (1 / n)), rel=1e-9)
+    assert exact_interval(n, n, confidence) == pytest.approx((tail ** (1 / n), 1.0), rel=1e-9)
 
 
 def test_guessing_is_an_accuracy_within_the_chance_of_the_most_frequent_class() -> None:
@@ -260,3 +274,12 @@ def test_95_percent_of_a_count_is_exact_in_floating_point() -> None:
     least = np.ceil(0.95 * n)
     assert (least / n >= 0.95).all()
     assert ((least - 1) / n < 0.95).all()
+
+
+def test_exact_intervals_are_those_of_clopper_and_pearson() -> None:
+    beta = pytest.importorskip("scipy.stats").beta
+    for n in (1, 7, 100, 5000, 10**6):
+        for count in sorted({0, 1, n // 20, n // 2, n}):
+            low, high = exact_interval(count, n, 0.9)
+            assert low == pytest.approx(beta.ppf(0.05, count, n - count + 1) if count else 0.0, rel=1e-9)
+            assert high == pytest.approx(beta.ppf(0.95, count + 1, n - count) if count < n else 1.0, rel=1e-9)

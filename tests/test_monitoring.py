@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spcp import Detector, Monitor
-from spcp.betting import Bets
 from spcp.errors import InputError
-from spcp.monitoring import WINDOWS
-from spcp.reference import Reference
+from spcp.monitoring import Reference
+from spcp.monitoring.betting import Bets
+from spcp.monitoring.monitor import WINDOWS
 
 
 def p_values(scores: np.ndarray, calibration: np.ndarray) -> np.ndarray:
@@ -245,6 +245,8 @@ def test_windows_and_the_timeline() -> None:
     last = monitor.status().window
     assert (last.start, last.inputs) == (len(p) // 20 * 20 - 20, 20)
     assert last.flagged == (p[last.start : last.start + 20] <= 0.05).sum()
+    monitor.update(p[:10])  # now a window is whole
+    assert monitor.status().window.start == last.start + 20
     assert Monitor(100).status().window.interval == (0.0, 1.0)
 
 
@@ -335,6 +337,8 @@ def test_damaged_states_are_refused(tmp_path: Path) -> None:
         (lambda: Monitor(Reference((9, 9))).update([0.5], classes=[2]), "class 2 is not among the 2"),
         (lambda: Monitor(9).status("b"), "there is no stream 'b'"),
         (lambda: Monitor(9, streams=[]).update([0.5], streams=np.array([0])), "stream 0 is not among the 0"),
+        (lambda: Reference((9,), class_counts=(-1, 10)), "the counts of predicted classes are not those"),
+        (lambda: Reference((9,), class_names=("a",), class_counts=(4, 5)), "are not those of its classes"),
         (lambda: Reference((9,), scores=(np.zeros(8),)), "not as many as there are calibration samples"),
         (lambda: Reference.of(Detector(nn.Linear(3, 2))), "the detector has no threshold yet"),
         (lambda: Reference.of("nowhere/detector.safetensors"), "there is no such file; calibrate the run"),

@@ -142,8 +142,11 @@ def _divided(run: Run, benchmark: Benchmark, detector: Detector) -> tuple[Evalua
     whole = Evaluation(run, benchmark, truncate=detector.model.truncate)
     count, used = len(benchmark.val or ()), len(detector.calibration_scores)
     assert detector.alpha is not None
-    fitting, rest = whole.divide(detector.alpha, detector.delta, choosing=used < count)
-    if used != (count if rest is None else len(rest)):
+    for fits, chooses in ((False, False), (True, False), (True, True)):  # whichever was done, by the size of the rest
+        fitting, rest = whole.divide(detector.alpha, detector.delta, fitting=fits, choosing=chooses)
+        if used == (count if rest is None else len(rest)):
+            break
+    else:
         raise InputError(
             f"{run.folder}: its detector was calibrated on {used} other samples than the validation data of "
             f"{benchmark.name}; calibrate it again: spcp calibrate {run.folder}"

@@ -27,7 +27,20 @@ def test_help_teaches_and_is_light() -> None:
         "try: cli.main()\nfinally: print('HEAVY', [n for n in ('torch', 'numpy', 'matplotlib') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    names = ("train", "tune", "eval", "calibrate", "detect", "demo", "report", "patterns", "methods", "scores", "data")
+    names = (
+        "train",
+        "tune",
+        "eval",
+        "calibrate",
+        "detect",
+        "export",
+        "demo",
+        "report",
+        "patterns",
+        "methods",
+        "scores",
+        "data",
+    )
     for name in names:
         assert f" {name} " in done.stdout, name
     assert "2 invalid input" in done.stdout

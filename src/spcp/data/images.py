@@ -101,7 +101,7 @@ def open_image(
 
     Args:
         source: a path, or an open file.
-        name: what to call it in messages; by default the source.
+        name: what to call it in messages, and for its ending; by default the source.
         formats: those of Pillow's that may be decoded; by default all.
         max_pixels: an image of more is a `TooManyPixelsError`, before it is decoded.
     """

@@ -129,7 +129,7 @@ class UMAP(Method):
         name = next(name for name, module in network.named_modules() if module is network.classifier)
         head._parameters = head._parameters.copy()
         del head._parameters["weight"]
-        head.weight = self.masked_weights(network)[f"{name}.weight"]  # type: ignore[assignment]
+        head.weight = self.masked_weights(network)[f"{name}.weight"]
         return head
 
 

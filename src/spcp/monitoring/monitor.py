@@ -18,10 +18,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import InputError, check_numbers
+from ..files import written
+from ..metrics import Interval, exact_interval
 from .betting import BLOCK, CLASS_EDGES, EDGES, Bets, Floats, Ints, State, bin_ranks, gaps_of
-from .errors import InputError, check_numbers
-from .files import written
-from .metrics import Interval, exact_interval
 from .reference import Reference
 
 WINDOWS = 128  # of a timeline, at most; then they are merged in pairs
@@ -297,9 +297,8 @@ class Monitor:
         begun = rows[whole & ~frozen & state["alarm"][rows]]
         state["frozen"][begun] = True
         for i, bets in enumerate(self._bets if len(begun) else ()):
-            part = {name: state[f"{i}.{name}"][begun] for name in ("weights", "histograms")}
-            bets.freeze(part)
-            state[f"{i}.changed"][begun] = part["changed"]
+            weights, histograms = state[f"{i}.weights"][begun], state[f"{i}.histograms"][begun]
+            state[f"{i}.changed"][begun] = bets.bet_on(weights, histograms)
         back = np.stack([state[f"{i}.return"][rows] for i in range(len(self._bets))])
         over = whole & frozen & (back[state["cause"][rows], np.arange(R)] >= _OVER)
         return events + [self._end(int(stream)) for stream in rows[over]] if R else []
@@ -408,10 +407,10 @@ class Monitor:
         """Return how a stream, by default the first, stands."""
         at = self._at(stream)
         now = {name: array[at].item() for name, array in self._state.items() if array.ndim == 1 and "." not in name}
-        first = not now["window_index"]
-        inputs, flagged = (now[f"{'window' if first else 'last'}_{name}"] for name in ("inputs", "flagged"))
+        current = not now["window_index"] or now["window_inputs"] == self.window
+        inputs, flagged = (now[f"{'window' if current else 'last'}_{name}"] for name in ("inputs", "flagged"))
         evidence = now["evidence"] / math.log(10)
-        start = 0 if first else (now["window_index"] - 1) * self.window
+        start = (now["window_index"] - (not current)) * self.window
         window = _window(start, inputs, flagged, evidence, now["alarm"])
         since = now["since"] if now["alarm"] else None
         numbers = now["seen"], now["flagged"], now["alarm"], now["alarms"]

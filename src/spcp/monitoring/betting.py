@@ -42,7 +42,7 @@ _TILTED = (0.02, 0.1, 0.4)  # shares of inputs that a tilt assumes to be changed
 _MEMORY = (0.99, 0.998, 0.9998)  # what recent histograms keep of an input when the next comes
 _CAUTION = 32.0  # inputs that the null hypothesis counts for in a histogram
 _CALM = math.log(2)  # of the statistic of a change up to which none is suspected
-_RENEWED = 0.02
+_RENEWED = 0.02  # of what was bet on during an alarm, by which its end is found, after each block
 _MOVE = 1 / 1024  # of the weight of bets goes back, and as much among them, after each block
 
 
@@ -79,9 +79,7 @@ class Bets:
             "capital": np.zeros(S),  # log, at the start of the block
             "change": np.zeros(S),  # Page's statistic: log, of the bets since the likeliest change
             "since": np.zeros(S, np.int64),  # where that was
-            "changed": np.zeros(
-                (S, m)
-            ),  # what was bet on when an alarm began, but for the share of the null hypothesis
+            "changed": np.zeros((S, m)),  # what was bet on during an alarm, see `bet_on`
             "return": np.zeros(S),  # Page's statistic of the end of the alarm: log, of the null hypothesis against that
             "blocks": np.zeros(S, np.int64),  # of this test
         }
@@ -153,9 +151,8 @@ class Bets:
             state[name] = np.where(whole.reshape(-1, *[1] * (array.ndim - 1)), array, state[name])
         during = whole & frozen
         if during.any():
-            now = {name: state[name][during] for name in ("weights", "histograms")}
-            self.freeze(now)
-            state["changed"][during] += _RENEWED * (now["changed"] - state["changed"][during])
+            now = self.bet_on(state["weights"][during], state["histograms"][during])
+            state["changed"][during] += _RENEWED * (now - state["changed"][during])
         calm = whole & (state["change"] <= _CALM) & ~frozen
         state["since"] = np.where(calm, seen, state["since"])
         state["counts"] += state["recent"] * calm[:, None, None]

@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError, check_numbers, need
+from ..errors import InputError, check_numbers, need
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,6 +40,11 @@ class Reference:
         check_numbers({"alpha": self.alpha}, {"alpha": (float, 1e-9, 1 - 1e-9)})
         for n in self.samples or (0,):
             check_numbers({"calibration samples": n}, {"calibration samples": (int, 1, 2**40)})
+        right = all(type(count) is int and count >= 0 for count in self.class_counts)
+        if not right or (self.class_counts and len(self.class_names) not in (0, len(self.class_counts))):
+            raise InputError(
+                "the counts of predicted classes are not those of its classes; calibrate the detector again"
+            )
         if self.scores and tuple(map(len, self.scores)) != self.samples:
             raise InputError("the calibration scores are not as many as there are calibration samples; give all")
 
@@ -85,7 +90,7 @@ class Reference:
 
     @classmethod
     def _of_onnx(cls, path: Path) -> Self:
-        from .exported import read_metadata
+        from ..exported import read_metadata
 
         if not path.is_file():
             raise InputError(f"{path}: there is no such file; name a file that spcp export wrote")

@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from .monitoring import TENTHS, Monitor, Status, Window
+from .monitor import TENTHS, Monitor, Status, Window
 
 SHOWN = 12  # streams with a picture, those with the most evidence
 LISTED = 200  # streams in the table
