@@ -22,7 +22,7 @@ from PIL import Image
 from scores.test_scores import NAMES, fitted, make_data, make_head
 from torch import Tensor, nn
 
-from spcp import Detector, ScoredModel, SPCPLinear, Truncation, apply_spcp, config_for, data, train
+from spcp import Detector, Monitor, ScoredModel, SPCPLinear, Truncation, apply_spcp, config_for, data, train
 from spcp.calibration import calibrate_run
 from spcp.conformal import p_values
 from spcp.contributions import clip_contributions
@@ -34,6 +34,7 @@ from spcp.int8 import calibrate_file
 from spcp.methods import METHODS
 from spcp.networks import mlp
 from spcp.onnx_graph import onnx_graph
+from spcp.reference import Reference
 from spcp.runs import Run
 from spcp.scores import build_score
 from spcp.shipping import calibrate_exported, export_run, flagged_by_file
@@ -574,3 +575,11 @@ def test_names_are_those_of_the_interface(file: Path) -> None:
     assert [output.name for output in model.graph.output] == list(OUTPUTS)
     assert [entry.key for entry in model.metadata_props] == [METADATA]
     onnx.checker.check_model(model, full_check=True)
+
+
+def test_a_monitor_knows_an_exported_file(file: Path) -> None:
+    detector = ExportedDetector.open(file)
+    reference = Reference.of(file)
+    assert sum(reference.class_counts) == sum(reference.samples) == detector.metadata["calibration_samples"]
+    assert reference.detector == Reference.of(detector).detector
+    assert Monitor(file).update([0.5], classes=[0]) == []

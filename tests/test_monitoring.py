@@ -337,6 +337,8 @@ def test_damaged_states_are_refused(tmp_path: Path) -> None:
         (lambda: Monitor(Reference((9, 9))).update([0.5], classes=[2]), "class 2 is not among the 2"),
         (lambda: Monitor(9).status("b"), "there is no stream 'b'"),
         (lambda: Monitor(9, streams=[]).update([0.5], streams=np.array([0])), "stream 0 is not among the 0"),
+        (lambda: Reference((9,), class_counts=(-1, 10)), "the counts of predicted classes are not those"),
+        (lambda: Reference((9,), class_names=("a",), class_counts=(4, 5)), "are not those of its classes"),
         (lambda: Reference((9,), scores=(np.zeros(8),)), "not as many as there are calibration samples"),
         (lambda: Reference.of(Detector(nn.Linear(3, 2))), "the detector has no threshold yet"),
         (lambda: Reference.of("nowhere/detector.safetensors"), "there is no such file; calibrate the run"),

@@ -234,12 +234,12 @@ def test_the_way_from_a_run_to_a_service(tmp_path: Path, monkeypatch: pytest.Mon
             if kind == "python":
                 exec(block, {})
             for line in block.splitlines() if kind == "sh" else []:
-                words = shlex.split(line.replace("8000", port).replace("--epochs 10", "--epochs 2"))
+                words = shlex.split(line.replace("8000", port).replace("--epochs 10", "--epochs 2"), comments=True)
                 commands.append(words[1])
                 if words[0] == "curl":
                     answers[words[-1].rpartition("/")[2]] = fetched(words[-1], words)
-                elif words[-1] == "&":
-                    service = subprocess.Popen([sys.executable, "-m", "spcp.cli", *words[1:-1]])
+                elif words[1] == "serve":
+                    service = subprocess.Popen([sys.executable, "-m", "spcp.cli", *words[1:]])
                     stack.callback(service.wait)
                     stack.callback(service.terminate)
                 else:

@@ -263,6 +263,7 @@ def _about(detector: Detector, x: Tensor, inputs: Inputs | None, transform: Imag
         "by_class": detector.by_class,
         "threshold": thresholds if detector.by_class else thresholds[0],
         "calibration_samples": len(detector.calibration_scores),
+        "class_counts": detector.class_counts,
         "class_names": None if inputs is None else list(inputs.class_names),
         "inputs": {"shape": list(x.shape[1:]), "transform": None} if inputs is None else inputs.as_json(),
         "preprocessing": "outside" if transform is None else "inside",

@@ -78,10 +78,10 @@ def calibrate_file(path: str | Path, batches: Iterable[np.ndarray]) -> ExportedD
     """
     path = Path(path).expanduser()
     detector = ExportedDetector.open(path)
-    parts = [(d.predictions, d.scores) for d in map(detector.detect, batches)]
+    parts = [(d.predictions, d.scores, d.logits[:0]) for d in map(detector.detect, batches)]
     if not parts:
         raise InputError(f"{path}: there are no samples to calibrate it on; give some")
-    predictions, scores = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
+    predictions, scores, no_logits = (torch.from_numpy(np.concatenate(column)) for column in zip(*parts, strict=True))
     about, model = dict(detector.metadata), _load(path)
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     by_class, count = about["by_class"], tensors["thresholds"].dims[0] if "thresholds" in tensors else 0
@@ -93,6 +93,7 @@ def calibrate_file(path: str | Path, batches: Iterable[np.ndarray]) -> ExportedD
         tensors[name].CopyFrom(helper.from_array(value.numpy(), name))
     about["threshold"] = thresholds.tolist() if by_class else thresholds.item()
     about["calibration_samples"] = len(scores)
+    about["class_counts"] = torch.bincount(predictions, minlength=no_logits.shape[1]).tolist()
     _write(path, model, about)
     return ExportedDetector.open(path)
 

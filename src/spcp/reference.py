@@ -40,6 +40,11 @@ class Reference:
         check_numbers({"alpha": self.alpha}, {"alpha": (float, 1e-9, 1 - 1e-9)})
         for n in self.samples or (0,):
             check_numbers({"calibration samples": n}, {"calibration samples": (int, 1, 2**40)})
+        right = all(type(count) is int and count >= 0 for count in self.class_counts)
+        if not right or (self.class_counts and len(self.class_names) not in (0, len(self.class_counts))):
+            raise InputError(
+                "the counts of predicted classes are not those of its classes; calibrate the detector again"
+            )
         if self.scores and tuple(map(len, self.scores)) != self.samples:
             raise InputError("the calibration scores are not as many as there are calibration samples; give all")
 
