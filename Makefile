@@ -66,6 +66,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/streaming.py --check
 	$(BIN)/python benchmarks/detecting.py --check
 	$(BIN)/python benchmarks/startup.py --check
+	$(BIN)/python benchmarks/serving.py --check
 	$(BIN)/python benchmarks/monitoring.py --check
 	$(BIN)/python benchmarks/export.py --check
 	$(BIN)/python benchmarks/fuzz.py --check

@@ -343,20 +343,21 @@ class Service:
     def _rows(self, detection: ExportedDetection, file: str | None, top: int) -> list[dict[str, Any]]:
         """Return a row for each sample, as `spcp detect` has it, with the probabilities of the likeliest classes."""
         logits = detection.logits.astype(np.float64)
+        names = self.class_names or list(map(str, range(logits.shape[1])))
         with np.errstate(invalid="ignore"):  # logits that are not finite have no probabilities
             probabilities = np.exp(logits - logits.max(1, keepdims=True))
             probabilities /= probabilities.sum(1, keepdims=True)  # (n, K)
-        likeliest = np.argsort(-probabilities, axis=1, kind="stable")[:, :top]
+        likeliest = (-probabilities).argsort(1, "stable")[:, :top]
+        columns = (column.tolist() for column in (*detection, probabilities, likeliest))
         rows = []
-        for i, (k, _, score, p_value, is_ood) in enumerate(zip(*(c.tolist() for c in detection), strict=True)):
+        for i, (k, _, score, p_value, is_ood, p, order) in enumerate(zip(*columns, strict=True)):
             row: dict[str, Any] = {"id": i} if file is None else {"file": file}
-            row |= {"is_ood": is_ood, "p_value": p_value, "class": self._name(k), "score": _finite(score)}
-            row["probabilities"] = {self._name(j): _finite(probabilities[i, j]) for j in likeliest[i].tolist()}
-            rows.append(row | ({"threshold": self.thresholds[k]} if self.thresholds else {}))
+            row |= {"is_ood": is_ood, "p_value": p_value, "class": names[k], "score": _finite(score)}
+            row["probabilities"] = {names[j]: _finite(p[j]) for j in order}
+            if self.thresholds:
+                row["threshold"] = self.thresholds[k]
+            rows.append(row)
         return rows
-
-    def _name(self, k: int) -> str:
-        return self.class_names[k] if self.class_names else str(k)
 
 
 @contextlib.contextmanager
@@ -380,6 +381,8 @@ def _status(error: InputError) -> int:
 
 
 def _top(request: Request) -> int:
+    if not request.scope["query_string"]:  # quickly
+        return _TOP
     text = request.query_params.get("top", str(_TOP))
     if not text.isdecimal() or len(text) > 9:
         raise RequestError(422, f"top = {text:.20} must be a whole number, at least 0")
@@ -392,4 +395,4 @@ async def _once(body: bytes) -> AsyncGenerator[bytes, None]:
 
 def _finite(number: float) -> float | None:
     """Return a number that JSON can hold."""
-    return float(number) if math.isfinite(number) else None
+    return number if math.isfinite(number) else None
