@@ -20,8 +20,7 @@ ROOMS = (
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
     *("exported", "onnx_graph", "export", "int8", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
-    *("betting", "reference", "monitoring", "timeline"),
-    *("comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
+    *("monitoring", "comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
 )
 
 

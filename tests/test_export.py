@@ -32,9 +32,9 @@ from spcp.errors import InputError
 from spcp.exported import METADATA, OUTPUTS, ExportedDetector
 from spcp.int8 import calibrate_file
 from spcp.methods import METHODS
+from spcp.monitoring import Reference
 from spcp.networks import mlp
 from spcp.onnx_graph import onnx_graph
-from spcp.reference import Reference
 from spcp.runs import Run
 from spcp.scores import build_score
 from spcp.shipping import calibrate_exported, export_run, flagged_by_file

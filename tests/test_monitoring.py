@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from spcp import Detector, Monitor
-from spcp.betting import Bets
 from spcp.errors import InputError
-from spcp.monitoring import WINDOWS
-from spcp.reference import Reference
+from spcp.monitoring import Reference
+from spcp.monitoring.betting import Bets
+from spcp.monitoring.monitor import WINDOWS
 
 
 def p_values(scores: np.ndarray, calibration: np.ndarray) -> np.ndarray:

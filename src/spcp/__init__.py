@@ -67,6 +67,7 @@ _MODULES = (
         "detection",
         "detector",
         "evaluation",
+        "exported",
     ),
     *(
         "experiments",
@@ -78,6 +79,7 @@ _MODULES = (
         "scores",
         "report",
         "runs",
+        "shipping",
         "training",
         "tuning",
     ),

@@ -24,7 +24,7 @@ from .errors import InputError, need
 from .exported import FORMAT, INPUT, METADATA, OUTPUTS, ExportedDetection
 from .files import written
 from .onnx_graph import onnx_graph, preprocessing_graph, trace, with_preprocessing
-from .scores import name_of
+from .scores import Score, name_of
 
 TOLERANCE = 1e-4  # of logits and scores, relative to 1 + |their value|
 FEATURES = "features"  # the name of their tensor in a file
@@ -32,7 +32,7 @@ ALIKE = 0.25  # levels of 256 that the preprocessing may differ by on average
 _LARGEST = 2**31 - 1  # bytes of a message of ONNX
 _CHECKED = 64  # samples
 _TIES = 0.02  # share of samples whose two largest logits may be alike
-_ROUNDING = 1e-6  # relative error of features and logits, by sums in another order
+_ROUNDING = 1e-6  # relative, of sums in another order
 
 Run = Callable[[np.ndarray], Sequence[Any]]
 Detector = Any  # that of detector.py, which imports this file
@@ -173,8 +173,8 @@ def preprocessing_difference(images: Any, x: Tensor, transform: ImageTransform) 
 def difference(run: Run, detector: Detector, x: Tensor) -> float:
     """Return the largest difference of logits and scores between a file and a detector; an error if it is too large.
 
-    It is relative to 1 + their value, and may be 1e-4, or what rounding features and logits does to the score itself
-    (`_sensitivity`). Of its scores a file must make the p-values and verdicts that the detector makes of them, to the
+    It is relative to 1 + their value, and may be 1e-4, and for scores what rounding does to them in the library itself,
+    see `_sensitivity`. Of its scores a file must make the p-values and verdicts that the detector makes of them, to the
     bit.
     """
     expected = detector.detect(x)
@@ -197,18 +197,24 @@ def difference(run: Run, detector: Detector, x: Tensor) -> float:
     return max(of_logits, of_scores)
 
 
-def _sensitivity(score: Any, features: Tensor, logits: Tensor, head: nn.Linear) -> float:
-    """Return by how much a score moves when features and logits are changed by a few roundings.
+def _sensitivity(score: Score, features: Tensor, logits: Tensor, head: nn.Linear) -> float:
+    """Return by how much a score moves when features, logits and the scores of its members change by a few roundings.
 
     A p-value between two ID samples that score almost alike, as members of a consensus have them, moves by more than
     its inputs do.
     """
-    rng, scores = torch.Generator().manual_seed(0), score(features, logits, head)
-    moved = [0.0]
-    for _ in range(4):
-        h, z = (t + _ROUNDING * t.abs().clamp(min=1) * torch.randn(t.shape, generator=rng) for t in (features, logits))
-        moved.append(_apart(score(h, z, head), scores))
-    return max(moved)
+    rng, expected = torch.Generator().manual_seed(0), score(features, logits, head)
+
+    def rounded(t: Tensor) -> Tensor:
+        return t + _ROUNDING * t.abs() * torch.randn(t.shape, generator=rng)
+
+    members = [part for part in score.modules() if isinstance(part, Score) and part is not score]
+    hooks = [part.register_forward_hook(lambda _, inputs, output: rounded(output)) for part in members]
+    try:
+        return max(_apart(score(rounded(features), rounded(logits), head), expected) for _ in range(4))
+    finally:
+        for hook in hooks:
+            hook.remove()
 
 
 def _apart(ours: Any, theirs: Any) -> float:

@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from spcp import detection, export, progress
+from spcp import Detector, detection, export, progress
 from spcp.calibration import load_detector
 from spcp.data import listing
 from spcp.exported import ExportedDetector
@@ -318,8 +318,9 @@ def test_an_exported_detector_decides_alike(
 ) -> None:
     """And takes images of any size, where it prepares them itself."""
     pytest.importorskip("onnxruntime")
-    detector, inputs = load_detector(trained)
-    images = [np.asarray(Image.open(path)) for path in sorted((photos / "id" / "left").iterdir())[:8]]
+    loaded, inputs = load_detector(trained)
+    images = [np.asarray(Image.open(path)) for path in sorted((photos / "id" / "left").iterdir())[:40]]
+    detector = Detector(loaded.model.network, "energy").calibrate(export.prepared(images, inputs.transform))
     samples: Any = images if preprocessing else export.prepared(images, inputs.transform)
     path = detector.export(tmp_path / "detector.onnx", samples, inputs=inputs, preprocessing=preprocessing)
     Image.open(photos / "id" / "left" / "0.png").resize((31, 20)).save(some / "large.png")

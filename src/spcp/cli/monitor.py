@@ -86,7 +86,7 @@ def _opened(
 ) -> tuple[Monitor, dict[str, Any]]:
     """Return the monitor, continued or new, and what is kept beside it."""
     from ..monitoring import Monitor
-    from ..reference import Reference
+    from ..monitoring.reference import Reference
 
     if detector is not None and samples is not None:
         raise InputError("--detector and --samples exclude each other; give one of them")
@@ -230,7 +230,7 @@ class _Session:
     def write(self) -> None:
         """Write all files but that of events: the state last, so that it never knows more than they do."""
         from ..files import written
-        from ..timeline import page, prometheus
+        from ..monitoring.timeline import page, prometheus
 
         if not self._whole:  # interrupted in between: the last state that was written holds
             return

@@ -18,10 +18,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ..errors import InputError, check_numbers
+from ..files import written
+from ..metrics import Interval, exact_interval
 from .betting import BLOCK, CLASS_EDGES, EDGES, Bets, Floats, Ints, State, bin_ranks, gaps_of
-from .errors import InputError, check_numbers
-from .files import written
-from .metrics import Interval, exact_interval
 from .reference import Reference
 
 WINDOWS = 128  # of a timeline, at most; then they are merged in pairs

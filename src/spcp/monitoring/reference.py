@@ -13,7 +13,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .errors import InputError, check_numbers, need
+from ..errors import InputError, check_numbers, need
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,7 @@ class Reference:
 
     @classmethod
     def _of_onnx(cls, path: Path) -> Self:
-        from .exported import read_metadata
+        from ..exported import read_metadata
 
         if not path.is_file():
             raise InputError(f"{path}: there is no such file; name a file that spcp export wrote")

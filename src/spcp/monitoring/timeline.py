@@ -8,7 +8,7 @@ from html import escape
 from importlib import resources
 from typing import Any
 
-from .monitoring import TENTHS, Monitor, Status, Window
+from .monitor import TENTHS, Monitor, Status, Window
 
 SHOWN = 12  # streams with a picture, those with the most evidence
 LISTED = 200  # streams in the table
@@ -63,7 +63,7 @@ def page(monitor: Monitor, events: Sequence[Mapping[str, Any]] = (), title: str 
         parts += ["<h2>Streams</h2>", _table(map(_row, order[:LISTED]))]
     if events:
         parts += ["<h2>Events</h2>", _table(list(events)[::-1])]
-    style = resources.files(__package__).joinpath("report/page.css").read_text(encoding="utf-8") + _STYLE
+    style = resources.files("spcp").joinpath("report/page.css").read_text(encoding="utf-8") + _STYLE
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
     head += (
         f'<meta name="color-scheme" content="light dark"><title>{escape(title)}</title><link rel="icon" href="data:,">'
