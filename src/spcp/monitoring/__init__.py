@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from .monitor import Event, Monitor, Status, Window
-from .reference import Reference
-
-__all__ = ["Event", "Monitor", "Reference", "Status", "Window"]
+from .monitor import Event as Event
+from .monitor import Monitor as Monitor
+from .monitor import Status as Status
+from .monitor import Window as Window
+from .reference import Reference as Reference
