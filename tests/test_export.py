@@ -448,7 +448,9 @@ def test_a_file_that_prepares_images(run: Run, corners: data.Benchmark, tmp_path
     for height, width in ((12, 12), (30, 41), (9, 7)):
         small = Image.fromarray(rng.integers(0, 256, (8, 8), dtype=np.uint8))
         image = np.asarray(small.resize((width, height), Image.Resampling.BICUBIC))
-        x = finish(torch.from_numpy(eval_pixels(Image.fromarray(image), transform)).permute(2, 0, 1)[None], transform)
+        x = finish(
+            torch.from_numpy(eval_pixels(Image.fromarray(image), transform).copy()).permute(2, 0, 1)[None], transform
+        )
         expected = run.detector().model.outputs(x.contiguous()).logits.detach().numpy()
         found = exported.detect(image[None, :, :, None])
         np.testing.assert_allclose(found.logits, expected, atol=1e-5 if height == 12 else 0.05)
