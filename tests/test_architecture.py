@@ -18,7 +18,7 @@ ROOMS = (
     *("errors", "files", "tables", "journal", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
-    *("exported", "onnx_graph", "export", "int8", "detector", "choice"),
+    *("exported", "export", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
     *("monitoring", "comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
 )

@@ -29,12 +29,12 @@ from spcp.contributions import clip_contributions
 from spcp.data.images import eval_pixels
 from spcp.data.memory import finish
 from spcp.errors import InputError
+from spcp.export import calibrate_file
+from spcp.export.graph import onnx_graph
 from spcp.exported import METADATA, OUTPUTS, ExportedDetector
-from spcp.int8 import calibrate_file
 from spcp.methods import METHODS
 from spcp.monitoring import Reference
 from spcp.networks import mlp
-from spcp.onnx_graph import onnx_graph
 from spcp.runs import Run
 from spcp.scores import build_score
 from spcp.shipping import calibrate_exported, export_run, flagged_by_file

@@ -17,8 +17,8 @@ from .data.images import as_image, with_channels
 from .detector import Detector
 from .errors import InputError
 from .evaluation import Evaluation
+from .export import Int8, calibrate_file, quantise
 from .exported import ExportedDetector
-from .int8 import Int8, calibrate_file, quantise
 from .runs import Run
 from .scores import KNN, Consensus, NNGuide, Relation, Score, name_of
 

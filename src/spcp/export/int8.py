@@ -11,11 +11,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 
-from .conformal import calibrated
-from .errors import InputError, need, reason
-from .export import FEATURES, calibration_table, serialised, write_metadata
-from .exported import INPUT, ExportedDetector, read_metadata
-from .files import written
+from ..conformal import calibrated
+from ..errors import InputError, need, reason
+from ..exported import INPUT, ExportedDetector, read_metadata
+from ..files import written
+from .file import FEATURES, calibration_table, serialised, write_metadata
 
 Int8 = Literal["dynamic", "static"]
 

@@ -16,15 +16,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from . import __version__
-from .data import ImageTransform, Inputs
-from .data.images import as_image, eval_pixels
-from .data.memory import finish, scale_and_shift
-from .errors import InputError, need
-from .exported import FORMAT, INPUT, METADATA, OUTPUTS, ExportedDetection
-from .files import written
-from .onnx_graph import onnx_graph, preprocessing_graph, trace, with_preprocessing
-from .scores import Score, name_of
+from .. import __version__
+from ..data import ImageTransform, Inputs
+from ..data.images import as_image, eval_pixels
+from ..data.memory import finish, scale_and_shift
+from ..errors import InputError, need
+from ..exported import FORMAT, INPUT, METADATA, OUTPUTS, ExportedDetection
+from ..files import written
+from ..scores import Score, name_of
+from .graph import onnx_graph, preprocessing_graph, trace, with_preprocessing
 
 TOLERANCE = 1e-4  # of logits and scores, relative to 1 + |their value|
 FEATURES = "features"  # the name of their tensor in a file

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from .contributions import as_operator
-from .data import ImageTransform
-from .data.memory import scale_and_shift
-from .errors import InputError, need, reason
+from ..contributions import as_operator
+from ..data import ImageTransform
+from ..data.memory import scale_and_shift
+from ..errors import InputError, need, reason
 
 OPSET = 20
 _BATCH = "batch"
