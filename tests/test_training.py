@@ -250,7 +250,10 @@ def test_ctrl_c_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: str) 
         ({"augment": "all"}, "augment = 'all' must be"),
         ({"schedule": "steps"}, "schedule = 'steps' must be one of cosine, linear"),
         ({"images": 0}, "images = 0 must be a whole number, at least 1"),
-        ({"network": "resnet19"}, "no network 'resnet19'; there are resnet18, resnet18_224, resnet10"),
+        (
+            {"network": "resnet19"},
+            r"no network 'resnet19' \(did you mean 'resnet18'\?\); there are resnet18, resnet18_224",
+        ),
         ({"options": {"taw": 3}}, "plain: .*taw"),
         ({"method": "fixed"}, "fixed: needs a truncation with rho_norm above 0"),
         ({"truncation": Truncation(1.0)}, "plain: trains without truncation; choose the method spcp"),

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -117,11 +116,6 @@ def test_failures_have_exit_codes(run: Spcp, monkeypatch: pytest.MonkeyPatch, er
     assert result.code == code
     assert result.err.startswith("spcp: ")
     assert (f"{__file__}, line" in result.err) == isinstance(error, ZeroDivisionError)
-
-
-def test_an_empty_list_of_files(run: Spcp, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO(""))
-    assert run("detect", "-") == (2, "", "spcp: there are no files to classify; name some\n")
 
 
 def test_a_bug_is_called_one(run: Spcp, monkeypatch: pytest.MonkeyPatch) -> None:

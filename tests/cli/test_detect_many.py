@@ -302,7 +302,7 @@ def test_a_worker_that_is_killed_is_one_sentence(
     assert "a process that decodes was ended from outside" in result.err
 
 
-def test_options_out_of_range(run: Spcp, trained: Path, some: Path) -> None:
+def test_options_out_of_range(run: Spcp, trained: Path, some: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for option, value in (("--batch-size", 0), ("--workers", -1), ("--device", "nowhere")):
         result = run("detect", some, "--run", trained, option, value)
         assert result.code == 2
@@ -310,6 +310,8 @@ def test_options_out_of_range(run: Spcp, trained: Path, some: Path) -> None:
     assert run("detect", some, "--run", trained, "--device", "cpu", "--workers", 0).code == 3
     assert "leave out files" in run("detect", some, "--follow", "--run", trained).err
     assert "no files to classify" in run("detect", "--run", trained).err
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    assert run("detect", "-", "--run", trained) == (2, "", "spcp: there are no files to classify; name some\n")
 
 
 @pytest.mark.parametrize("preprocessing", [False, True])
