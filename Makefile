@@ -73,7 +73,7 @@ bench: $(VENV)/ready
 	$(BIN)/python benchmarks/faults.py --check
 
 # What MLflow imports beside what is here; its own bounds on versions would take packages back.
-MLFLOW := cachetools databricks-sdk gitpython gitdb smmap importlib-metadata zipp opentelemetry-api opentelemetry-proto \
+MLFLOW := cachetools lazy-importer databricks-sdk gitpython gitdb smmap importlib-metadata zipp opentelemetry-api opentelemetry-proto \
 	opentelemetry-sdk opentelemetry-semantic-conventions python-dotenv sqlparse
 
 # What the tests against other libraries need; without it they are skipped. torchvision and timm would pull in

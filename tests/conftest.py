@@ -1,8 +1,11 @@
 import logging
 import os
+from collections.abc import Iterator
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported: there may be no GPU
 
+import others
 import pytest
 import shapes
 import torch
@@ -24,6 +27,15 @@ def library() -> torch.library.Library:
         if not hasattr(torch.ops.torchvision, name):
             torchvision.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     return torchvision
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=others.CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture(autouse=True)

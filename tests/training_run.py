@@ -97,6 +97,8 @@ def main() -> None:
         strategy=strategy,
         until=until,
     )
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()  # or its threads may end the process with an error
 
 
 if __name__ == "__main__":

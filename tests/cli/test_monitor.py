@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -141,6 +142,7 @@ def test_which_detector(run: Spcp, tmp_path: Path) -> None:
 
 
 def test_from_a_run_to_an_alarm(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:
+    trained = Path(shutil.copytree(trained, tmp_path / "run"))  # others use it as it is
     assert run("calibrate", trained, "--alpha", 0.1, "--score", "energy", "--quiet").code == 0
     detected = json.loads(run("detect", photos / "ood", "--run", trained, "--json").out) * 5
     text = "".join(json.dumps(row) + "\n" for row in detected)

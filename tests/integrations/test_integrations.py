@@ -50,18 +50,22 @@ HELD_OUT = blobs(200, 1)[0]
 # Lightning
 
 
+class Outer(nn.Module):
+    """The network as the LightningModule holds it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.network = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.network(x)
+        return out
+
+
 def lightning_fit(folder: Path, callback: Any, epochs: int = 3, **options: Any) -> tuple[Any, Any]:
     lightning = imported("pytorch_lightning")
 
-    class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.network = network()
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.network(x)
-            return out
-
+    class Module(Outer, lightning.LightningModule):  # type: ignore[misc, name-defined]
         def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
             return nn.functional.cross_entropy(self(batch[0]), batch[1])
 
@@ -96,18 +100,6 @@ def test_lightning_trains_logs_and_calibrates(tmp_path: Path) -> None:
     assert detector.alpha == 0.1
     saved = Detector.load(tmp_path / "detector.safetensors", Outer())
     assert torch.equal(saved.detect(HELD_OUT).is_ood, detector.detect(HELD_OUT).is_ood)
-
-
-class Outer(nn.Module):
-    """The network as the LightningModule holds it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.network = network()
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.network(x)
-        return out
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")

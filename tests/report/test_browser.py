@@ -3,29 +3,19 @@
 from __future__ import annotations
 
 import csv
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import others
 import pytest
 
 from .test_report import data, runs, study, written  # noqa: F401  (fixtures)
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 pytestmark = [
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt-get install chromium"),
+    pytest.mark.skipif(others.CHROMIUM is None, reason="there is no browser: apt-get install chromium"),
     pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning"),
 ]
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
 
 
 @pytest.fixture(params=[(1440, "light"), (375, "dark")], ids=["desk", "phone"])

@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import others
 import pytest
 
 from .conftest import Server, picture
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="there is no browser: apt-get install chromium")
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as driver:
-        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+pytestmark = pytest.mark.skipif(others.CHROMIUM is None, reason="there is no browser: apt-get install chromium")
 
 
 @pytest.fixture(params=[(1440, "light"), (375, "dark")], ids=["desk", "phone"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
@@ -28,7 +29,9 @@ def quantise(path: Path, kind: Int8, batches: Iterable[np.ndarray] = ()) -> None
     "dynamic" scales what enters a layer anew for each batch; "static" by the range that it had on `batches`, inputs as
     the file takes them. Calibrate the file after that: its scores are others now.
     """
+    searched = sys.path.copy()
     quantization = need("onnxruntime.quantization", "onnxruntime", "onnx")
+    sys.path[:] = searched  # it adds a folder with a package `models`, which would hide the user's
     model = _load(path)
     about = read_metadata(path.read_bytes(), path)
     layers = _layers(model)
