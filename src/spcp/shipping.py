@@ -94,12 +94,12 @@ def flagged_by_file(detector: ExportedDetector, benchmark: Benchmark) -> list[di
     rows = []
     roles = [role for role in benchmark.sets() if role.startswith(("near/", "far/", "shifted/"))]
     for role in ("test", *roles):
-        found = [detector.detect(batch) for batch in _inputs(benchmark, role, detector.takes_pixels)]
-        flagged = np.concatenate([detection.is_ood for detection in found])
+        detections = [detector.detect(batch) for batch in _inputs(benchmark, role, detector.takes_pixels)]
+        flagged = np.concatenate([detection.is_ood for detection in detections])
         row: dict[str, Any] = {"dataset": role, "samples": len(flagged), "flagged": float(flagged.mean())}
         if role == "test":
             y = np.concatenate([y.numpy() for _, y in benchmark.loader(role, batch_size=_BATCH)])
-            row["accuracy"] = float((np.concatenate([detection.predictions for detection in found]) == y).mean())
+            row["accuracy"] = float((np.concatenate([detection.predictions for detection in detections]) == y).mean())
         rows.append(row)
     return rows
 
@@ -111,12 +111,12 @@ def thinned(detector: Detector, count: int, fitting: Evaluation, calibration: Ev
     """
     result = copy.deepcopy(detector)
     members = result.score.members_by_name() if isinstance(result.score, Consensus) else {"": result.score}
-    found = {name: member for name, member in members.items() if isinstance(member, _NEIGHBOURS)}
-    if not found:
+    neighbours = {name: member for name, member in members.items() if isinstance(member, _NEIGHBOURS)}
+    if not neighbours:
         raise InputError(f"{name_of(result.score)} keeps no features of training samples; leave --bank out")
     if count < 1:
         raise InputError(f"--bank {count}: must be at least 1")
-    for name, member in found.items():
+    for name, member in neighbours.items():
         _thin(member, count)
         if isinstance(result.score, Consensus) and result.score.members is not None:
             result.score.members[name] = member.options

@@ -168,9 +168,9 @@ class _Session:
         rows, skipped, unreadable = [], [], 0
         for number, line in enumerate(lines, self.notes["line"] + 1):
             try:
-                found = [self._row(record) for record in _detections(line)]
-                rows += [row for row in found if row is not None]
-                unreadable += found.count(None)
+                read = [self._row(record) for record in _detections(line)]
+                rows += [row for row in read if row is not None]
+                unreadable += read.count(None)
             except (ValueError, RecursionError) as error:
                 text = f"line {number}: {error}"
                 if self.bad == "raise":
@@ -190,9 +190,9 @@ class _Session:
         if not rows:
             return []
         p, classes, is_ood, scores, streams = zip(*rows, strict=True)
-        found = self.monitor.update(p, classes=classes, is_ood=is_ood, scores=scores, streams=streams)
+        raised = self.monitor.update(p, classes=classes, is_ood=is_ood, scores=scores, streams=streams)
         now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-        events = [{"time": now, **dataclasses.asdict(event)} for event in found]
+        events = [{"time": now, **dataclasses.asdict(event)} for event in raised]
         self.notes["events"] = [*self.notes["events"], *events][-_KEPT:]
         for event in events:
             what = "alarm" if event["kind"] == "alarm" else "the alarm is over"

@@ -111,9 +111,9 @@ def left_out(folder: Path, kinds: Counter[str]) -> list[str]:
     if not kinds:
         return []
     listed = [f"{count} {kind}" for kind, count in kinds.most_common(6)] + ["others"] * (len(kinds) > 6)
-    found = {kind.removeprefix("*") for kind in kinds}
-    note = f"{folder}: left out: {', '.join(listed)}" + "; pip install 'spcp[heic]' reads HEIC" * bool(found & HEIC)
-    if found & MEDIA:
+    seen = {kind.removeprefix("*") for kind in kinds}
+    note = f"{folder}: left out: {', '.join(listed)}" + "; pip install 'spcp[heic]' reads HEIC" * bool(seen & HEIC)
+    if seen & MEDIA:
         warnings.warn(note, stacklevel=4)
     return [note]
 
@@ -153,11 +153,11 @@ def entries(folder: str | Path, ordered: bool = True) -> Iterator[tuple[str, boo
 
     Of a million names only `_SORTED` are in memory at a time: sorted runs of them go to temporary files, to be merged.
     """
-    with os.scandir(folder) as found, contextlib.ExitStack() as files:
+    with os.scandir(folder) as entries, contextlib.ExitStack() as files:
         # No name holds a zero or a slash, so a line can stand for one.
         lines = (
             entry.name.replace("\n", "\0") + "/" * entry.is_dir()
-            for entry in found
+            for entry in entries
             if is_system(entry.name) or entry.is_dir() or entry.is_file()
         )
         run = sorted(itertools.islice(lines, _SORTED), key=_name) if ordered else []

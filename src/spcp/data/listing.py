@@ -329,19 +329,19 @@ def paths(
             continue
         key = os.path.normpath(os.path.expanduser(argument))
         seen[key] = None
-        for found in _found(argument, kind, ordered):
-            if len(seen) == 1 or isinstance(found, Sample) or not _reached(found, kind, key, seen):
-                yield found
+        for item in _found(argument, kind, ordered):
+            if len(seen) == 1 or isinstance(item, Sample) or not _reached(item, kind, key, seen):
+                yield item
 
 
-def _reached(path: str, kind: Kind, own: str, seen: dict[str, None]) -> bool:
+def _reached(path: str, kind: Kind, asked: str, seen: dict[str, None]) -> bool:
     """Tell whether another argument has named a file, or a folder that it was listed in."""
     key = os.path.normpath(path)
-    if key in seen and key != own:
+    if key in seen and key != asked:
         return True
     while suffix_of(path) in endings(kind) and not is_system(os.path.basename(key)):
         key, below = os.path.dirname(key) or ".", key
-        if key in seen and key != own:
+        if key in seen and key != asked:
             return True
         if key in (".", below):
             break
@@ -353,14 +353,14 @@ def _found(name: str, kind: Kind, ordered: bool) -> Iterator[str | Sample]:
     path = os.path.expanduser(name)
     exists = os.path.exists(path)
     matches = iter([path]) if exists else matching(path, ordered) if glob.has_magic(path) else iter(())
-    found = False
+    some = False
     for match in matches:
-        found = True
+        some = True
         if os.path.isdir(match):
             yield from _below(Path(match), kind, ordered)
         else:
             yield match
-    if not found:
+    if not some:
         yield Sample(name, problem=_lost(name))
 
 
@@ -381,21 +381,21 @@ def check_there(arguments: Sequence[str]) -> None:
 
 def _below(folder: Path, kind: Kind, ordered: bool) -> Iterator[str | Sample]:
     """Yield the images or sounds below a folder."""
-    wanted, found = endings(kind), False
+    wanted, some = endings(kind), False
     others: Counter[str] = Counter()
     problems: list[DataError] = []
     prefix = str(folder / "x")[:-1]
     for path in walk(folder, ordered=ordered, onerror=problems.append):
         ending = suffix_of(path)
         if ending in wanted:
-            found = True
+            some = True
             yield f"{prefix}{path}"
         elif ending in others or len(others) < _KINDS:
             others[ending] += 1
     yield from map(_unreadable, problems)
     kinds = Counter({f"*{end}" if end else "without an ending": count for end, count in others.items()})
     notes = left_out(folder, kinds) if ordered else []
-    if not found and not problems:
+    if not some and not problems:
         hint = [f"name tar or parquet files by a pattern, such as '{prefix}*{end}'" for end in _SHARDS if others[end]]
         yield _unreadable(nothing_in(folder, kind, notes + hint))
 

@@ -114,10 +114,10 @@ def _write(path: Path, model: Any, about: dict[str, Any]) -> None:
 def _layers(model: Any) -> list[str]:
     """Return the names of the layers from the input to the features."""
     makers = {output: node for node in model.graph.node for output in node.output}
-    wanted, found = [FEATURES], {}
+    wanted, kinds = [FEATURES], {}
     while wanted:
         node = makers.get(wanted.pop())
-        if node is not None and node.name not in found:
-            found[node.name] = node.op_type
+        if node is not None and node.name not in kinds:
+            kinds[node.name] = node.op_type
             wanted += node.input
-    return [name for name, kind in found.items() if kind in _LAYERS]
+    return [name for name, kind in kinds.items() if kind in _LAYERS]

@@ -130,10 +130,10 @@ class Monitor:
         # The calibration samples that divide bins, with the chance by which they are in order among equal scores.
         self._score_edges: Floats = np.zeros((2, 0, 0))
         if self.reference.scores:
-            chances = [self._rng.random(len(own)) for own in self.reference.scores]
+            chances = [self._rng.random(len(scores)) for scores in self.reference.scores]
             edges = [
-                np.array([own, chance])[:, np.lexsort((chance, own))[ranks - 1]]
-                for own, chance, ranks in zip(self.reference.scores, chances, self._ranks, strict=True)
+                np.array([scores, chance])[:, np.lexsort((chance, scores))[ranks - 1]]
+                for scores, chance, ranks in zip(self.reference.scores, chances, self._ranks, strict=True)
             ]
             self._score_edges = np.stack(edges, 1)  # (2, G, m - 1)
         self._class_edges: Floats = np.zeros(0)
@@ -216,15 +216,15 @@ class Monitor:
 
         # Blocks of a stream one after another; the same of all streams at once.
         order = np.argsort(at, kind="stable")
-        own = at[order]
-        position = self._state["seen"][own] + np.arange(B) - np.searchsorted(own, own)
-        block = position // BLOCK - self._state["seen"][own] // BLOCK
+        ordered = at[order]
+        position = self._state["seen"][ordered] + np.arange(B) - np.searchsorted(ordered, ordered)
+        block = position // BLOCK - self._state["seen"][ordered] // BLOCK
         by_block = np.argsort(block, kind="stable")
         ends = np.searchsorted(block[by_block], np.arange(1, block.max(initial=-1) + 2))
         events: list[Event] = []
         for start, end in zip([0, *ends], ends, strict=False):
             chosen = by_block[start:end]
-            rows, row = np.unique(own[chosen], return_inverse=True)
+            rows, row = np.unique(ordered[chosen], return_inverse=True)
             cells = row, position[chosen] % BLOCK
             columns = (bins, groups, class_bins, predicted, flagged, tenths)
             events += self._block(rows, *(_cells(column[order[chosen]], cells, len(rows)) for column in columns))
@@ -276,9 +276,9 @@ class Monitor:
             state["recent_classes"][rows] += counted
 
         capital, columns = [], [(bins, groups), (class_bins, np.zeros_like(groups))]
-        for i, (bets, (own, group)) in enumerate(zip(self._bets, columns, strict=False)):
+        for i, (bets, (values, group)) in enumerate(zip(self._bets, columns, strict=False)):
             part = {name: state[f"{i}.{name}"][rows] for name in bets.new(0)}
-            capital.append(bets.advance(part, own, group, frozen))
+            capital.append(bets.advance(part, values, group, frozen))
             calm = bets.finish(part, whole, frozen, state["seen"][rows])
             for name, array in part.items():
                 state[f"{i}.{name}"][rows] = array
@@ -292,7 +292,7 @@ class Monitor:
         for row in np.flatnonzero(crossed.any(1)):
             slot = int(crossed[row].argmax())
             at = int(start[row] - start[row] % BLOCK + slot + 1)
-            events.append(self._begin(int(rows[row]), at, [float(own[row, slot]) for own in capital]))
+            events.append(self._begin(int(rows[row]), at, [float(values[row, slot]) for values in capital]))
         self._record(rows, start, taken, flagged, tenths)
         begun = rows[whole & ~frozen & state["alarm"][rows]]
         state["frozen"][begun] = True

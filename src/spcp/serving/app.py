@@ -260,8 +260,8 @@ class Service:
             async with asyncio.timeout(self.settings.timeout):
                 await self._receive(request, parts)
                 arrived = True
-                found = await self._files(request, b"".join(parts))
-                results = await self._decide_all(found)
+                samples = await self._files(request, b"".join(parts))
+                results = await self._decide_all(samples)
         except TimeoutError:
             seconds = f"{self.settings.timeout:g} s"
             if not arrived:
@@ -270,10 +270,10 @@ class Service:
                 504, f"there was no decision within {seconds}; send less at once, or try later"
             ) from None
         rows: list[dict[str, Any]] = []
-        for (file, _, _), result in zip(found, results, strict=True):
+        for (file, _, _), result in zip(samples, results, strict=True):
             if isinstance(result, ExportedDetection):
                 rows += self._rows(result, file, top)
-            elif isinstance(result, InputError) and len(found) > 1:
+            elif isinstance(result, InputError) and len(samples) > 1:
                 rows.append({"file": file, "problem": str(result)})
             else:
                 raise result
@@ -284,10 +284,12 @@ class Service:
             self.log.write(b"".join(json.dumps({"time": now, **row}).encode() + b"\n" for row in rows))
         return {"results": rows, **self.common}
 
-    async def _decide_all(self, found: list[tuple[str | None, bytes, Read]]) -> list[ExportedDetection | BaseException]:
-        if len(found) == 1:
-            return [await self._decide(*found[0][1:])]
-        return await asyncio.gather(*(self._decide(data, read) for _, data, read in found), return_exceptions=True)
+    async def _decide_all(
+        self, samples: list[tuple[str | None, bytes, Read]]
+    ) -> list[ExportedDetection | BaseException]:
+        if len(samples) == 1:
+            return [await self._decide(*samples[0][1:])]
+        return await asyncio.gather(*(self._decide(data, read) for _, data, read in samples), return_exceptions=True)
 
     async def _decide(self, data: bytes, read: Read) -> ExportedDetection:
         """Read samples, small ones at once and others in a thread, and decide about them."""
