@@ -98,7 +98,10 @@ def main() -> None:
         until=until,
     )
     if torch.distributed.is_initialized():
-        torch.distributed.destroy_process_group()  # or its threads may end the process with an error
+        torch.distributed.barrier()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # at a usual end, torch's threads sometimes abort the process: "terminate called without ..."
 
 
 if __name__ == "__main__":
