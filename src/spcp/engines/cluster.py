@@ -65,12 +65,13 @@ def connect(
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "INFO" if verbose else "ERROR"}
     with _as_it_was(verbose):
         try:
-            if address is None:
-                with _environment(_HERE):
-                    ray.init("local", num_cpus=cores, include_dashboard=False, **options)
-            else:
-                _check_address(address)
-                ray.init(address, **options)
+            with contextlib.nullcontext() if verbose else _silent():
+                if address is None:
+                    with _environment(_HERE):
+                        ray.init("local", num_cpus=cores, include_dashboard=False, **options)
+                else:
+                    _check_address(address)
+                    ray.init(address, **options)
         except (ConnectionError, RuntimeError, OSError, ValueError) as error:
             if isinstance(error, InputError):
                 raise
@@ -177,6 +178,19 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ.pop(key, None)
             else:
                 os.environ[key] = value
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    """Keep the part of Ray that is not Python quiet: it writes to the standard error of the process itself."""
+    with _environment({"RAY_BACKEND_LOG_LEVEL": "fatal"}), open(os.devnull, "wb") as nothing:
+        kept = os.dup(2)
+        os.dup2(nothing.fileno(), 2)  # where it says that it will be quiet
+        try:
+            yield
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)
 
 
 @contextlib.contextmanager
