@@ -85,7 +85,7 @@ def detect_command(
     from ..data.listing import Listing, check_there
     from ..detection import FIELDS, Counts, check_some, detect_windows, resumed, windows
     from ..engines import connect
-    from ..engines.inputs import Lines, detect_on_cluster
+    from ..engines.inputs import Lines, detect_on_cluster, memory_of
     from ..journal import Journal
     from ..progress import progress_bar
 
@@ -109,7 +109,9 @@ def detect_command(
     counts, before = Counts(), 0
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
-        ray = stack.enter_context(connect(address, verbose=verbosity.verbose)) if engine == "ray" else None
+        ray = None
+        if engine == "ray":
+            ray = stack.enter_context(connect(address, memory=memory_of(path), verbose=verbosity.verbose))
         lines = Lines(ray, sys.stdin) if ray and "-" in (files or []) else None
         listing = Listing([] if follow else files or [], inputs, column=column, lines=lines)
         listed = _followed(inputs, column, batch_size) if follow else windows(check_some(listing), batch_size)
@@ -161,8 +163,8 @@ def _file_of(path: Path, model: str | None) -> Path:
     from ..serving.server import exported_file
 
     if path.is_dir():
-        note(f"{path}: its exported file decides, {exported_file(path, model=model)}")
         path = exported_file(path, model=model)
+        note(f"{path}: the exported file of the run, which decides")
     if path.suffix != ".onnx":
         raise InputError(f"--engine ray: {path} is no exported file; name an .onnx, or the folder of the run (--run)")
     return path

@@ -27,6 +27,7 @@ _HERE = {  # of the processes of a cluster on this machine
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns
 }
+_UNSEEN = {"RAY_DEDUP_LOGS_SKIP_REGEX": "."}  # of what a cluster tells its drivers, such as that a worker died
 _CHATTY = ("ray", "ray.data", "ray.tune", "ray.train")
 _JOIN = "import ray, sys; ray.init(sys.argv[1], logging_level='ERROR', log_to_driver=False); ray.shutdown()"
 
@@ -43,8 +44,8 @@ def connect(
 ) -> Iterator[ModuleType]:
     """Start a Ray cluster on this machine, or connect to that at `address`; yield the module `ray`.
 
-    At the end, a cluster that was started is stopped, and one that was there goes on. In a process that has a
-    connection already, that one is used, and stays.
+    At the end, a cluster that was started is stopped, and one that was there goes on. A process that is connected
+    already stays so.
 
     Args:
         address: "host:port" of a cluster, or "auto": that of this machine; None starts one.
@@ -55,11 +56,16 @@ def connect(
         verbose: show what Ray has to say.
     """
     try:
-        ray = need("ray", "Ray", "ray")
+        with _environment({} if verbose else _UNSEEN):
+            ray = need("ray", "Ray", "ray")
     except ImportError as error:
         raise InputError(f"--engine ray: {error}") from error
     if ray.is_initialized():
+        here = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", here):
+            raise InputError(f"--address {address}: this process is connected to another Ray cluster, {here}; end that")
         _check_room(ray, cpus, memory, wait)
+        _check_versions(ray)
         yield ray
         return
     options: dict[str, Any] = {"log_to_driver": verbose, "logging_level": "INFO" if verbose else "ERROR"}

@@ -29,7 +29,13 @@ from ..exported import ExportedDetector
 _WINDOWS = 8  # in a block, at most
 _BYTES = 8 << 20  # of contents in a block, about
 _LINES = 10_000  # of a list that are sent at once
+_MEMORY = 512 << 20  # bytes of a worker without its detector: torch, onnxruntime, and a batch
 _STORE = 1 << 30  # bytes of blocks that may lie in the cluster's object store
+
+
+def memory_of(path: Path) -> int:
+    """Return the bytes that a worker may take: it holds a detector's file, and what onnxruntime makes of it."""
+    return _MEMORY + 3 * path.expanduser().stat().st_size
 
 
 class Lines:
@@ -91,8 +97,9 @@ def detect_on_cluster(
     if (first := next(listed, None)) is None:
         return
     listed = itertools.chain([first], listed)
-    processors = int(ray.cluster_resources().get("CPU", 1))
-    workers = min(workers or processors, processors)
+    there, memory = ray.cluster_resources(), memory_of(path)
+    room = max(1, int(min(there.get("CPU", 1), there.get("memory", 0) // memory)))
+    workers = min(workers or room, room)
     context = data.DataContext.get_current()
     changed = _settings(data, workers)
     before = {key: getattr(context, key) for key in changed}
@@ -108,6 +115,7 @@ def detect_on_cluster(
             compute=data.ActorPoolStrategy(min_size=1, max_size=workers, initial_size=workers),
             batch_size=None,
             num_cpus=1,
+            memory=memory,
         )
         for batch in _one_sentence(ray, results.iter_batches(batch_size=None, prefetch_batches=0)):
             for content in batch["results"]:
