@@ -20,7 +20,7 @@ ROOMS = (
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
     *("exported", "export", "detector", "choice"),
     *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
-    *("monitoring", "comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
+    *("engines", "monitoring", "comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
 )
 
 

@@ -86,13 +86,18 @@ class ExportedDetector:
 
         Between batches they spin, ready at once but taking their cores; a server needs those for other things.
         """
-        runtime = need("onnxruntime", "onnxruntime", "onnx")
         path = Path(path).expanduser()
         try:
             data = path.read_bytes()
         except OSError as error:
             what = "there is no such file" if isinstance(error, FileNotFoundError) else error.strerror or str(error)
             raise InputError(f"{path}: {what}; name a file that spcp export wrote") from error
+        return cls.read(data, path, threads=threads, spinning=spinning)
+
+    @classmethod
+    def read(cls, data: bytes, path: Path, *, threads: int | None = None, spinning: bool = True) -> Self:
+        """Read the content of a file, see `open`; errors name the path."""
+        runtime = need("onnxruntime", "onnxruntime", "onnx")
         metadata = read_metadata(data, path)
         options = runtime.SessionOptions()
         options.log_severity_level = 4  # errors come as exceptions

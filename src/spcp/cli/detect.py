@@ -18,7 +18,7 @@ from typer import Argument
 
 from ..errors import InputError, check_numbers
 from ..tables import Record
-from .app import command
+from .app import command, verbosity
 from .options import LATEST, Json, Model, latest_run, option
 from .output import RowStream, note
 
@@ -61,6 +61,13 @@ def detect_command(
     device: Annotated[
         str | None, option("Where the network runs: cpu, cuda, ...; default: cuda if there is one.", "--device")
     ] = None,
+    engine: Annotated[
+        Literal["local", "ray"],
+        option("local: this process; ray: a Ray cluster, by the exported file of the detector.", "--engine"),
+    ] = "local",
+    address: Annotated[
+        str | None, option("A Ray cluster, host:port or auto; default: one that is started here.", "--address")
+    ] = None,
     model: Model = None,
     as_json: Json = False,
 ) -> None:
@@ -77,6 +84,8 @@ def detect_command(
     from ..calibration import load_detector
     from ..data.listing import Listing, check_there
     from ..detection import FIELDS, Counts, check_some, detect_windows, resumed, windows
+    from ..engines import connect
+    from ..engines.inputs import Lines, detect_on_cluster, memory_of
     from ..journal import Journal
     from ..progress import progress_bar
 
@@ -84,18 +93,28 @@ def detect_command(
     check_numbers({"--workers": workers or 0}, {"--workers": (int, 0, 1024)})
     if follow and (files or out):
         raise InputError("--follow: takes names from standard input, and prints; leave out files and --out")
+    if follow and engine == "ray":
+        raise InputError("--follow: answers one by one, in this process; leave out --engine ray")
+    if address and engine != "ray":
+        raise InputError(f"--address {address}: is that of a Ray cluster; add --engine ray")
     if out and (form or as_json):
         raise InputError(f"--out {out}: its ending says how it is written; leave out --format and --json")
     check_there(files or [])  # before a detector is loaded
     path = latest_run(run, "detector.safetensors", model)
+    if engine == "ray":
+        path = _file_of(path, model)
     detector, inputs = _exported(path) if path.suffix == ".onnx" else load_detector(path, network=model)
     _move(detector, device)
     fields = {key: kind for key, kind in FIELDS.items() if explain or key != "members"}
-    listing = Listing([] if follow else files or [], inputs, column=column)
-    listed = _followed(inputs, column, batch_size) if follow else windows(check_some(listing), batch_size)
     counts, before = Counts(), 0
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
+        ray = None
+        if engine == "ray":
+            ray = stack.enter_context(connect(address, memory=memory_of(path), verbose=verbosity.verbose))
+        lines = Lines(ray, sys.stdin) if ray and "-" in (files or []) else None
+        listing = Listing([] if follow else files or [], inputs, column=column, lines=lines)
+        listed = _followed(inputs, column, batch_size) if follow else windows(check_some(listing), batch_size)
         shown = form or ("json" if as_json else "jsonl" if follow else None)
         journal: Any = None
         if out:
@@ -109,8 +128,12 @@ def detect_command(
         rows = stack.enter_context(RowStream(shown, list(fields), for_people=_for_people, before=bar.hide))
         write = journal.append if out else rows.write
         bar.count(before, listing.count())
+        if ray:
+            found = detect_on_cluster(ray, path, listing, listed, batch_size=batch_size, done=before, workers=workers)
+        else:
+            found = detect_windows(detector, inputs, listed, explain=explain, workers=0 if follow else workers)
         try:
-            for results in detect_windows(detector, inputs, listed, explain=explain, workers=0 if follow else workers):
+            for results in found:
                 records = [result.as_record() for result in results]
                 write(records)
                 counts.add(records)
@@ -133,6 +156,18 @@ def detect_command(
     if counts.unreadable:
         note(f"{counts.unreadable} could not be read")
         raise typer.Exit(UNREADABLE)
+
+
+def _file_of(path: Path, model: str | None) -> Path:
+    """Return the exported file that workers decide by: the one that is named, or that of a run."""
+    from ..serving.server import exported_file
+
+    if path.is_dir():
+        path = exported_file(path, model=model)
+        note(f"{path}: the exported file of the run, which decides")
+    if path.suffix != ".onnx":
+        raise InputError(f"--engine ray: {path} is no exported file; name an .onnx, or the folder of the run (--run)")
+    return path
 
 
 def _exported(path: Path) -> tuple[Any, Any]:

@@ -225,16 +225,16 @@ class Listing:
     def _in_parquet(self, path: str) -> Iterator[tuple[Sample, float]]:
         """Yield the rows of a parquet file, and the share that was passed; bytes are read when they are needed."""
         check_file(Path(path))
-        parquet = need("pyarrow.parquet", "pyarrow", "parquet")
+        need("pyarrow.parquet", "pyarrow", "parquet")
         try:
-            file = parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)  # a row group may be large
+            file = _open_parquet(path)
             schema, about = file.schema_arrow, file.metadata
         except Exception as error:  # a damaged file can raise anything
             raise DataError(f"{path}: not a readable parquet file ({error}); get it again") from error
         column = self._column(path, schema)
         row = 0
         for group in range(about.num_row_groups):
-            rows = _Rows(file, group, column)
+            rows = _Rows(path, file, group, column)
             for i in range(about.row_group(group).num_rows):
                 yield Sample(f"{path}[{row}]", functools.partial(rows.read, i)), (row + 1) / about.num_rows
                 row += 1
@@ -258,14 +258,30 @@ class Listing:
         return column
 
 
-class _Rows:
-    """The bytes in one row group of a parquet file; rows are asked for in order."""
+def _open_parquet(path: str) -> Any:
+    parquet = need("pyarrow.parquet", "pyarrow", "parquet")
+    return parquet.ParquetFile(path, buffer_size=1 << 20, pre_buffer=False)  # a row group may be large
 
-    def __init__(self, file: Any, group: int, column: str) -> None:
+
+class _Rows:
+    """The bytes in one row group of a parquet file; rows are asked for in order.
+
+    Another process, which it is sent to, opens the file anew and reads the group from its start.
+    """
+
+    def __init__(self, path: str, file: Any, group: int, column: str) -> None:
+        self.path, self.file, self.group, self.column = path, file, group, column
         self.start, self.problem = 0, ""
         self.values: list[Any] = []
-        self.batches = lambda: file.iter_batches(_AT_ONCE, row_groups=[group], columns=[column], use_threads=False)
         self.reading: Iterator[Any] | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Rows, (self.path, None, self.group, self.column)
+
+    def batches(self) -> Iterator[Any]:
+        """Read the group, a few rows at a time."""
+        file = self.file or _open_parquet(self.path)
+        return file.iter_batches(_AT_ONCE, row_groups=[self.group], columns=[self.column], use_threads=False)
 
     def read(self, i: int) -> bytes:
         """Return the bytes in a row."""
