@@ -51,9 +51,7 @@ class Pool:
         try:
             self._shared = pickle.dumps(shared)
         except (pickle.PicklingError, TypeError, AttributeError) as error:
-            raise InputError(
-                f"the data cannot be sent to other processes ({error}); take one job (--jobs 1)"
-            ) from error
+            raise InputError(f"the data cannot be sent to other processes ({error}); take --jobs 1") from error
         self._workers: list[_Worker] = []
 
     def free(self) -> bool:

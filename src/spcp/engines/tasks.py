@@ -44,6 +44,8 @@ class Tasks:
     def _result(self, task: Any, job: Job) -> Ended:
         try:
             end: Ended = self._ray.get(task)
+        except self._ray.exceptions.RayTaskError as error:  # before the job began: its code is not there, for example
+            return Ended(job, None, f"cannot be done on the cluster ({error.cause}); install the same there as here", 1)
         except self._ray.exceptions.RayError as error:
             return Ended(job, None, f"its process was lost, {RESTARTS + 1} times ({reason(error)}); see ray status", 1)
         return end
