@@ -19,6 +19,18 @@ from typing import Any
 from ..errors import InputError
 from .job import RESTARTS, STOP, Ended, Job, done_apart
 
+_FORKS = "forkserver" in multiprocessing.get_all_start_methods()
+_IMPORTED = ["spcp.experiments", "lightning_fabric", "safetensors.torch"]
+
+
+def begin() -> None:
+    """Start the process that others are forked from; it imports what they need, while this one goes on."""
+    if _FORKS:
+        from multiprocessing import forkserver
+
+        forkserver.set_forkserver_preload(_IMPORTED)
+        forkserver.ensure_running()
+
 
 @dataclass(eq=False)
 class _Worker:
@@ -43,10 +55,8 @@ class Pool:
     """
 
     def __init__(self, count: int, threads: int, shared: Any, tell: Callable[[str], None]) -> None:
-        forks = "forkserver" in multiprocessing.get_all_start_methods()
-        self._context: Any = multiprocessing.get_context("forkserver" if forks else "spawn")
-        if forks:
-            self._context.set_forkserver_preload(["spcp.experiments", "lightning_fabric", "safetensors.torch"])
+        begin()
+        self._context: Any = multiprocessing.get_context("forkserver" if _FORKS else "spawn")
         self._count, self._threads, self._tell = count, threads, tell
         try:
             self._shared = pickle.dumps(shared)

@@ -18,7 +18,7 @@ from ..progress import live_table
 from .board import COLUMNS, Board
 from .cluster import connect
 from .job import Ended, Job, done
-from .pool import Pool
+from .pool import Pool, begin
 from .tasks import Tasks
 
 LOOK = 1.0  # seconds between two looks at the runs, of which the table shows how far they are
@@ -55,8 +55,10 @@ class Engine:
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
-        """Keep the Ray cluster, if this is one, for all jobs until the end; nothing to do for this machine."""
+        """Keep the Ray cluster, if this is one, for all jobs until the end; else let processes import meanwhile."""
         if self.kind == "local":
+            if (self.jobs or cores(self.threads)) > 1:
+                begin()
             yield
             return
         with connect(self.address, cpus=self.threads, verbose=self.verbose):
