@@ -19,8 +19,19 @@ ROOMS = (
     *("contributions", "environment", "data", "networks", "methods"),
     *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
     *("exported", "export", "detector", "choice"),
-    *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "tuning"),
-    *("engines", "monitoring", "comparison", "integrations", "report", "experiments", "demo", "serving", "cli"),
+    *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection"),
+    *(
+        "engines",
+        "tuning",
+        "monitoring",
+        "comparison",
+        "integrations",
+        "report",
+        "experiments",
+        "demo",
+        "serving",
+        "cli",
+    ),
 )
 
 

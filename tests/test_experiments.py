@@ -17,10 +17,10 @@ import pytest
 import torch
 from scipy import stats
 
-from spcp import SPCPLinear, Truncation, cli, experiments, fit_threshold
+from spcp import Engine, SPCPLinear, Truncation, cli, experiments, fit_threshold
 from spcp.config import Config
 from spcp.data import load_benchmark
-from spcp.errors import InputError
+from spcp.errors import InputError, TrainingError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, judged, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
@@ -49,7 +49,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["reproduce", name, "--budget", "smoke", "--seeds", "1", "--out", str(folder), "--quiet"]
+    arguments = ["reproduce", name, "--budget", "smoke", "--seeds", "1", "--out", str(folder), "--jobs", "1", "--quiet"]
     monkeypatch.setattr(sys, "argv", ["spcp", *arguments])
     with pytest.raises(SystemExit) as end:
         cli.main()
@@ -82,6 +82,37 @@ def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(lab.Lab, "evaluation", lambda *args: pytest.fail("scored again"))
     again = reproduce("itp", "smoke", folder, seeds=1, log=lambda _: None)
     assert again.cells == first.cells
+
+
+def test_several_runs_at_a_time_come_to_the_same(folder: Path, tmp_path: Path) -> None:
+    """The fixed threshold is where that of SPCP ends, whose rho_norm is chosen among the runs of a grid."""
+    expected = reproduce("fixed-threshold", "smoke", folder, seeds=1, log=lambda _: None)
+    outcome = reproduce("fixed-threshold", "smoke", tmp_path, seeds=1, engine=Engine(jobs=2), log=lambda _: None)
+    assert outcome.cells == expected.cells
+    paths = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("scored/*.json"))
+    assert {path.parts[3].partition(",")[0] for path in paths} == {"fixed", "plain", "spcp"}
+    assert all((tmp_path / path).read_bytes() == (folder / path).read_bytes() for path in paths)
+
+
+def test_a_run_that_fails_does_not_stop_those_that_do_not_need_it(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train = lab.train
+
+    def fails(config: Config, *args: object, **kwargs: object) -> Run:
+        if config.truncation.rho_norm == 0.3:
+            raise TrainingError("the loss is not finite")
+        return train(config, *args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lab, "train", fails)
+    failed = r"1 of 3 runs failed; the others are done.*\n  digits/spcp,rho_norm=0.3/seed-0: the loss is not finite"
+    with pytest.raises(TrainingError, match=failed):
+        reproduce("fixed-threshold", "smoke", tmp_path, seeds=1, log=lambda _: None)
+    done = {path.parent.parent.name for path in tmp_path.rglob("last.safetensors")}
+    assert done == {"plain", "spcp,rho_norm=1"}
+    monkeypatch.setattr(lab, "train", train)
+    again = reproduce("fixed-threshold", "smoke", tmp_path, seeds=1, log=lambda _: None)
+    assert again.cells == reproduce("fixed-threshold", "smoke", folder, seeds=1, log=lambda _: None).cells
 
 
 def test_what_a_killed_call_left_in_a_run_that_is_done_is_removed(folder: Path) -> None:

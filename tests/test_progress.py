@@ -60,3 +60,22 @@ def test_without_a_terminal_only_lines_are_written(
         monkeypatch.setattr(progress, "quiet", True)
         bar.print("another")
     assert capsys.readouterr() == ("", "a line\n")
+
+
+def test_a_table_is_renewed_below_lines_that_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    stderr = terminal(monkeypatch)
+    with progress.live_table(("run", "left")) as table:
+        assert table.shown
+        table.update([("seed-[0]", "0:12")], "1 running")
+        table.print("seed-\x1b[2J: done")
+        table.update([], "1 done")
+    for text in ("run", "seed-[0]", "0:12", "1 running", "seed-\\x1b[2J: done\n", "1 done"):
+        assert text in stderr.getvalue()
+
+
+def test_without_a_terminal_there_is_no_table(capsys: pytest.CaptureFixture[str]) -> None:
+    with progress.live_table(("run",)) as table:
+        assert not table.shown
+        table.update([("seed-0",)], "1 running")
+        table.print("seed-0: done")
+    assert capsys.readouterr().err == "seed-0: done\n"

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from .contributions import sparsity as sparsity
     from .detector import Detection as Detection
     from .detector import Detector as Detector
+    from .engines.runs import Engine as Engine
     from .evaluation import evaluate as evaluate
     from .model import ScoredModel as ScoredModel
     from .monitoring import Monitor as Monitor
@@ -45,6 +46,7 @@ _METHOD = (
 _HOME = dict.fromkeys(_METHOD, "contributions") | {
     "Detection": "detector",
     "Detector": "detector",
+    "Engine": "engines.runs",
     "Monitor": "monitoring",
     "ScoredModel": "model",
     "evaluate": "evaluation",
@@ -66,6 +68,7 @@ _MODULES = (
         "data",
         "detection",
         "detector",
+        "engines",
         "evaluation",
         "exported",
     ),

@@ -40,6 +40,26 @@ def raised_in(error: BaseException) -> str | None:
     return None
 
 
+def explained(error: Exception) -> tuple[str, int]:
+    """Return what to tell a user about an error, and the exit code: 2 for invalid input, 1 for any other failure.
+
+    >>> explained(InputError("photos: is a file; name a folder"))
+    ('photos: is a file; name a folder', 2)
+    """
+    if isinstance(error, InputError):
+        return str(error), 2
+    if isinstance(error, TrainingError | ImportError):
+        return str(error), 1
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename else ""
+        return f"{name}{error.strerror or error}. Check the path, its permissions and the free space.", 1
+    what = f"{type(error).__name__}: {error}".rstrip(".")
+    place = raised_in(error)
+    if place:
+        return f"{place}: {what}. This comes from that file, not from spcp; --verbose shows the traceback.", 2
+    return f"{what}. This is a bug in spcp; --verbose shows the traceback.", 1
+
+
 def reason(error: BaseException) -> str:
     """Return the first line of what an error of another library says, for a sentence that quotes it.
 

@@ -7,7 +7,7 @@ import importlib.util
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -102,8 +102,7 @@ def progress_bar(
     >>> with progress_bar("counting", 2) as bar:
     ...     bar.update(1)
     """
-    terminal = sys.stderr is not None and sys.stderr.isatty()
-    if quiet or not show or not terminal or importlib.util.find_spec("rich") is None:
+    if not show or not _on_terminal():
         yield Bar(description, show=show)
         return
     from rich import progress as rich
@@ -117,6 +116,59 @@ def progress_bar(
     details = rich.TextColumn("{task.fields[details]}", markup=False)
     with rich.Progress(*columns, details, console=Console(stderr=True), transient=True, expand=True) as progress:
         yield Bar(description, progress, progress.add_task(printable(description), total=total, details=""))
+
+
+class LiveTable:
+    """A table that `live_table` shows; without a terminal there is none, and `print` alone writes lines."""
+
+    def __init__(self, columns: Sequence[str], live: Any = None) -> None:
+        self._columns, self._live = columns, live
+
+    @property
+    def shown(self) -> bool:
+        """Whether there is one."""
+        return self._live is not None
+
+    def update(self, rows: Sequence[Sequence[str]], caption: str) -> None:
+        """Show other rows, and a line below them."""
+        if self._live:
+            from rich.table import Table
+            from rich.text import Text
+
+            table = Table(*self._columns, caption=Text(printable(caption)), caption_justify="left")
+            for row in rows:
+                table.add_row(*(Text(printable(value)) for value in row))
+            self._live.update(table, refresh=True)
+
+    def print(self, line: str) -> None:
+        """Write a line that stays, above the table."""
+        if self._live:
+            self._live.console.print(printable(line), highlight=False, markup=False)
+        elif not quiet:
+            print(printable(line), file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def live_table(columns: Sequence[str], *, show: bool = True) -> Iterator[LiveTable]:
+    """Show a table that disappears at the end, on a terminal and with rich installed; `quiet` or `show=False` hides it.
+
+    >>> with live_table(("run", "left")) as table:
+    ...     table.update([("seed-0", "0:12")], "1 running")
+    """
+    if not show or not _on_terminal():
+        yield LiveTable(columns)
+        return
+    from rich.console import Console
+    from rich.live import Live
+
+    with Live(console=Console(stderr=True), transient=True, auto_refresh=False) as live:
+        yield LiveTable(columns, live)
+
+
+def _on_terminal() -> bool:
+    """Tell whether something that moves can be shown."""
+    terminal = sys.stderr is not None and sys.stderr.isatty()
+    return terminal and not quiet and importlib.util.find_spec("rich") is not None
 
 
 def track(items: Iterable[T], what: str, total: int) -> Iterator[T]:

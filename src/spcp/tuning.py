@@ -16,6 +16,8 @@ from .config import GRID, Config, build_method
 from .conformal import samples_needed, split
 from .contributions import Truncation
 from .data import Benchmark
+from .engines.job import Job
+from .engines.runs import Engine, results, run_jobs
 from .errors import InputError
 from .evaluation import ALPHA, Evaluation
 from .methods import TRUNCATING
@@ -50,6 +52,7 @@ def tune(
     seeds: Sequence[int] = (0,),
     benchmark: Benchmark | None = None,
     ood: str | None = None,
+    engine: Engine | None = None,
 ) -> Tuning:
     """Train a network for each rho_norm, and choose the one that tells ID validation from OOD validation best.
 
@@ -66,6 +69,8 @@ def tune(
         seeds: of the runs; the mean over them counts.
         benchmark: instead of the one the config names.
         ood: the role of the OOD validation set, such as "ood_val/tin".
+        engine: where the runs are trained, and how many at a time; by default one after the other in this process. The
+            numbers do not depend on it, but for the threads of a run, by default one.
     """
     if config.method == "plain":
         raise InputError("plain: has no rho_norm to tune; choose spcp, or another method")
@@ -79,16 +84,15 @@ def tune(
         build_method(with_rho_norm(config, value, 0))
     score = build_method(with_rho_norm(config, 0.0, 0)).score
     chosen_on = validation_part(benchmark)
-    rows: list[dict[str, Any]] = []
+    engine = engine or Engine()
+    jobs = []
     for value in values:
         for seed in seeds:
-            run = train(with_rho_norm(config, value, seed), run_folder(folder, value, seed), benchmark=benchmark)
-            run.note_choice(benchmark, chosen_on)
-            evaluation = Evaluation(run, benchmark).with_val(chosen_on)
-            ood = ood or evaluation.ood_validation
-            row = {"rho_norm": value, "seed": seed, "auroc": evaluation.validation_auroc(score, ood)}
-            rows.append(row | {"accuracy": evaluation.bank("val").accuracy(), "folder": str(run.folder)})
-    assert ood is not None
+            settings, own = with_rho_norm(config, value, seed), run_folder(folder, value, seed)
+            name = str(own.relative_to(Path(folder).expanduser()))
+            jobs.append(Job(name, _row, (settings, own, value, score, ood, chosen_on), own, config.epochs))
+    rows, roles = zip(*results(run_jobs(jobs, engine, shared=benchmark)), strict=True)
+    ood = roles[0]
     areas = {value: [row["auroc"] for row in rows if row["rho_norm"] == value] for value in values}
     tuning = Tuning(tuple(rows), choose(areas), ood, score)
     area = tuning.over_seeds(tuning.best)[0]
@@ -98,6 +102,24 @@ def tune(
             *(score, ood, 100 * area),
         )
     return tuning
+
+
+def _row(
+    benchmark: Benchmark,
+    config: Config,
+    folder: Path,
+    rho_norm: float,
+    score: str,
+    ood: str | None,
+    chosen_on: Tensor,
+) -> tuple[dict[str, Any], str]:
+    """Train a run, and return its row, and the role of the OOD validation set; the arguments are those of `tune`."""
+    run = train(config, folder, benchmark=benchmark)
+    run.note_choice(benchmark, chosen_on)
+    evaluation = Evaluation(run, benchmark).with_val(chosen_on)
+    ood = ood or evaluation.ood_validation
+    row = {"rho_norm": rho_norm, "seed": config.seed, "auroc": evaluation.validation_auroc(score, ood)}
+    return row | {"accuracy": evaluation.bank("val").accuracy(), "folder": str(run.folder)}, ood
 
 
 def validation_part(benchmark: Benchmark) -> Tensor:

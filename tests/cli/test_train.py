@@ -280,3 +280,35 @@ def test_training_is_logged_where_asked(run: Spcp, photos: Path, tmp_path: Path)
     imported("tensorboard")
     assert run("train", "--id", photos / "id", *SMALL, "--out", tmp_path / "r", "--log", "tensorboard").code == 0
     assert list((tmp_path / "r" / "tensorboard").glob("events.*"))
+
+
+def test_several_seeds(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    arguments = ["train", "--id", photos / "id", *SMALL, "--seeds", "3,1", "--jobs", 2, "-o", tmp_path / "several"]
+    result = run(*arguments)
+    assert result.code == 0
+    for seed in (3, 1):
+        folder = tmp_path / "several" / f"seed-{seed}"
+        own = Run.open(folder)
+        assert (own.config.seed, own.environment[0]["threads"], own.is_calibrated) == (seed, 1, True)
+        assert own.benchmark().class_names == ("left", "right")
+        assert f"run: {folder}\n" in result.err
+        assert f"calibrated on 40 validation samples: {folder / 'detector.safetensors'}" in result.err
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}
+    assert run(*arguments).code == 0
+    assert times == {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.safetensors")}  # neither is repeated
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--seed", 1, "--seeds", "1,2"], "--seed and --seeds: give one of them"),
+        (["--seeds", ","], "--seeds: names no seed; give some, such as 0,1,2"),
+        (["--jobs", 2], "--jobs: is for several runs; name their seeds (--seeds 0,1,2)"),
+        (["--engine", "ray"], "--engine: is for several runs"),
+        (["--address", "a:1", "--seeds", "1,2"], "--address a:1: is that of a Ray cluster; add --engine ray"),
+    ],
+)
+def test_options_of_several_runs(run: Spcp, options: list[object], words: str) -> None:
+    result = run("train", *options)
+    assert result.code == 2
+    assert words in result.err

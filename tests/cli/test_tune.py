@@ -41,7 +41,7 @@ def test_what_a_choice_rests_on_is_said(
     run: Spcp, photos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     evaluation._tell_of_noise.cache_clear()
-    arguments = ["tune", "--id", photos / "id", *SMALL, "--grid", "0.2,0.5", "-o", tmp_path / "t"]
+    arguments = ["tune", "--id", photos / "id", *SMALL, "--grid", "0.2,0.5", "-o", tmp_path / "t", "--jobs", 1]
     result = run(*arguments)
     assert [row["deviation"] for row in result.rows()] == ["", ""]  # of one seed
     assert caplog.text.count("id: has no OOD validation data (--ood-val), so Gaussian noise stands in") == 1
@@ -51,3 +51,16 @@ def test_what_a_choice_rests_on_is_said(
     monkeypatch.setattr(evaluation.Evaluation, "validation_auroc", lambda *_: 0.427)
     run(*arguments)
     assert "the best AUROC of energy on ood_val/noise is 42.7 %: below 50," in caplog.text
+
+
+def test_a_run_that_fails_is_named_and_the_others_are_done(run: Spcp, photos: Path, tmp_path: Path) -> None:
+    other = ["train", "--id", photos / "id", *SMALL, "--rho-norm", "0.2", "--lr", "0.01"]
+    folder = tmp_path / "t" / "rho_norm-0.2" / "seed-0"
+    assert run(*other, "-o", folder).code == 0
+    (folder / "benchmark.toml").rename(tmp_path / "t" / "benchmark.toml")
+    result = run("tune", "--id", photos / "id", *SMALL, "--grid", "0,0.2", "-o", tmp_path / "t", "--jobs", 2)
+    assert result.code == 2
+    assert "rho_norm-0.2/seed-0: failed: " in result.err
+    assert "1 of 2 runs failed; the others are done. Put right what is wrong" in result.err
+    assert "its run has lr = 0.01, not" in result.err
+    assert Run.open(tmp_path / "t" / "rho_norm-0" / "seed-0").history

@@ -10,7 +10,7 @@ import logging
 import sys
 import warnings
 
-from ..errors import InputError, TrainingError, raised_in
+from ..errors import explained
 from ..progress import printable
 from .app import app as app
 from .app import verbosity
@@ -51,25 +51,11 @@ def _report(error: Exception) -> int:
         error.message = printable(getattr(error, "message", None) or "")  # type: ignore[attr-defined]
         error.show(file=sys.stderr)
         return int(error.exit_code)
-    if isinstance(error, InputError):
-        _print_error(str(error))
-        return 2
-    if isinstance(error, TrainingError | ImportError):
-        _print_error(str(error))
-        return 1
-    if isinstance(error, OSError):
-        name = f"{error.filename}: " if error.filename else ""
-        _print_error(f"{name}{error.strerror or error}. Check the path, its permissions and the free space.")
-        return 1
     if type(error).__name__ in ("Abort", "Exit"):
         return int(getattr(error, "exit_code", 130))
-    what = f"{type(error).__name__}: {error}".rstrip(".")
-    place = raised_in(error)
-    if place:
-        _print_error(f"{place}: {what}. This comes from that file, not from spcp; --verbose shows the traceback.")
-        return 2
-    _print_error(f"{what}. This is a bug in spcp; --verbose shows the traceback.")
-    return 1
+    text, code = explained(error)
+    _print_error(text)
+    return code
 
 
 def _warn(message: Warning | str, category: type[Warning], *_: object, **__: object) -> None:

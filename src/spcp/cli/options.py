@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
@@ -12,9 +13,11 @@ from typer import Argument, Option
 
 from ..errors import InputError
 from ..files import read_json
+from .app import verbosity
 from .output import note
 
 if TYPE_CHECKING:
+    from ..engines.runs import Engine
     from ..runs import Run
 
 T = TypeVar("T")
@@ -30,6 +33,7 @@ def option(help_: str, *names: str, panel: str | None = None) -> Any:
 data_option = partial(option, panel="Data")
 method_option = partial(option, panel="Method")
 training_option = partial(option, panel="Training")
+runs_option = partial(option, panel="Many runs")
 
 Json = Annotated[bool, option("Print JSON.", "--json")]
 Runs = Annotated[list[Path], Argument(help="Folders of runs.", show_default=False)]
@@ -50,6 +54,24 @@ BadFiles = Annotated[
     Literal["raise", "skip"], data_option("Files that cannot be read: raise stops at the first, skip leaves them out.")
 ]
 Alpha = Annotated[float, option("Largest false alarm rate: the share of ID samples that may be flagged as OOD.")]
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Where many runs are trained, and how many at a time."""
+
+    jobs: Annotated[int | None, runs_option("Runs at a time, each a process; default: one a core, or a GPU.")] = None
+    threads: Annotated[int, runs_option("Threads of each run; numbers are the same to the bit for the same.")] = 1
+    engine: Annotated[
+        str, runs_option("local: this machine; ray: a Ray cluster, whose machines share the runs' folder.")
+    ] = "local"
+    address: Annotated[str | None, runs_option("Of a Ray cluster, host:port or auto; default: start one here.")] = None
+
+    def engine_of(self) -> Engine:
+        """Return the engine that was asked for."""
+        from ..engines.runs import Engine
+
+        return Engine(self.engine, self.jobs, self.threads, self.address, verbosity.verbose)
 
 
 def latest_run(run: Path | None, file: str = "config.json", model: str | None = None) -> Path:

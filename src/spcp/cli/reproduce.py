@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
 from .app import command
-from .options import Json, Root, names, option
+from .options import EngineOptions, Json, Root, names, option
 from .output import note, show
 
 
 @command("reproduce", panel="Report")
 def reproduce_command(
+    many: EngineOptions,
     name: Annotated[str | None, Argument(help="Name of a table or figure; without it, all are listed.")] = None,
     budget: Annotated[str, option("full, cpu, small or smoke.", "--budget", "-b")] = "cpu",
     only: Annotated[str | None, option("Rows or networks, separated by commas; default: all.")] = None,
@@ -39,7 +40,8 @@ def reproduce_command(
         for key, chosen in BUDGETS.items():
             note(f"--budget {key}: {chosen.description}")
         return
-    outcome = reproduce(name, budget, out, only=names(only), seeds=seeds, root=root, trained_only=trained, log=note)
+    given: dict[str, Any] = {"seeds": seeds, "root": root, "trained_only": trained, "engine": many.engine_of()}
+    outcome = reproduce(name, budget, out, only=names(only), **given, log=note)
     show(outcome.records() if as_json else page.records(outcome), as_json, outcome.title, page.for_people)
     for key in ("note", "missing", "unlearnt"):
         if key in outcome.about:

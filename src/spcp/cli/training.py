@@ -82,7 +82,7 @@ def warn_of_too_few(benchmark: Benchmark | None, alpha: float) -> None:
 def calibrate_if_possible(
     run: Run, alpha: float, score: str | None = None, *, benchmark: Benchmark | None = None
 ) -> None:
-    """Leave a calibrated detector in the folder of a run, if there is enough validation data.
+    """Leave a calibrated detector in the folder of a run, if there is enough validation data, and tell about it.
 
     The benchmark is the run's, if it was read already: what is wrong with its files is said once.
     """
@@ -98,6 +98,11 @@ def calibrate_if_possible(
         bank = evaluation.bank("val")
         note(f"accuracy {100 * bank.accuracy():.1f} % on {len(bank)} validation samples")
         warn_of_guessing(bank.accuracy(), bank.labels)
+    note_detector(run, detector)
+
+
+def note_detector(run: Run, detector: Detector) -> None:
+    """Say what the detector of a run is, and how to use it."""
     note_choice(detector)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
     note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")

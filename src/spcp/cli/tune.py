@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from .app import command
-from .options import Alpha, Json, check_alpha, numbers, open_runs, option
+from .options import Alpha, EngineOptions, Json, check_alpha, numbers, open_runs, option
 from .output import note, percent, show
 from .training import TrainingOptions, calibrate_if_possible
 from .user_data import DataOptions
@@ -17,6 +17,7 @@ from .user_data import DataOptions
 def tune_command(
     data: DataOptions,
     options: TrainingOptions,
+    many: EngineOptions,
     grid: Annotated[str | None, option("Values of rho_norm; default: 0 (no truncation), and the paper's.")] = None,
     seeds: Annotated[str, option("Seeds to train with; the mean over them counts.")] = "0",
     out: Annotated[Path | None, option("Folder for the runs; default: runs/DATA-METHOD-tune.", "--out", "-o")] = None,
@@ -25,13 +26,15 @@ def tune_command(
 ) -> None:
     """Choose rho_norm by the paper's rule: ID validation against OOD validation data, or noise where there is none.
 
-    Trains a network for each value of the grid; does not repeat runs that are complete. The ID samples that choose are
-    one part of the validation data; the other part then calibrates the network of the chosen value.
+    Trains a network for each value of the grid, several at a time; does not repeat runs that are complete. The ID
+    samples that choose are one part of the validation data; the other part then calibrates the network of the chosen
+    value.
 
     [dim]spcp tune -b digits --seeds 0,1,2
     spcp tune --id photos/ --size 64 --grid 0,0.1,0.5,1[/dim]
     """
     check_alpha(alpha)
+    engine = many.engine_of()
     folder = out or Path("runs") / f"{data.name}-{options.method}-tune"
     chosen_seeds = numbers(seeds, "--seeds", int, "0,1,2")
     given: Any = {} if grid is None else {"grid": numbers(grid, "--grid", float, "0.1,0.5,1")}
@@ -39,7 +42,8 @@ def tune_command(
         from ..tuning import run_folder, tune
 
         config = options.config(data, folder)
-        tuning = tune(config, folder, seeds=chosen_seeds, benchmark=benchmark, **given)
+        with engine.started():
+            tuning = tune(config, folder, seeds=chosen_seeds, benchmark=benchmark, engine=engine, **given)
     rows = []
     for value in dict.fromkeys(row["rho_norm"] for row in tuning.rows):
         (auroc, deviation), (accuracy, _) = tuning.over_seeds(value), tuning.over_seeds(value, "accuracy")
@@ -53,4 +57,5 @@ def tune_command(
         logging.getLogger("spcp").warning("%s: scores OOD above ID samples, whatever rho_norm is", tuning.score)
     note(f"chosen: rho_norm {tuning.best:g}")
     (best,) = open_runs([run_folder(folder, tuning.best, chosen_seeds[0])], options.model)
-    calibrate_if_possible(best, alpha, benchmark=benchmark)
+    with engine.limited():  # as the runs were evaluated
+        calibrate_if_possible(best, alpha, benchmark=benchmark)

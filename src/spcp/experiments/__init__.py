@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import __version__
+from ..engines.runs import Engine
 from ..environment import environment, machine
 from ..errors import InputError
 from . import drawing, page, paper
@@ -39,6 +40,7 @@ def reproduce(
     seeds: int | None = None,
     root: str | Path | None = None,
     trained_only: bool = False,
+    engine: Engine | None = None,
     log: Callable[[str], None] = print,
 ) -> Outcome:
     """Run an experiment, write its outcome below `folder`, and return it.
@@ -53,6 +55,8 @@ def reproduce(
         seeds: how many; None: the budget's.
         root: the data folder, see `load_benchmark`.
         trained_only: train nothing; rows and seeds whose runs are not done are left out, and the outcome says so.
+        engine: where runs are trained and scored, and how many at a time; by default one after the other in this
+            process. The numbers do not depend on it, but for the threads of a run, by default one.
         log: called with messages about the progress.
     """
     for value, names, what in ((name, EXPERIMENTS, "experiment"), (budget, BUDGETS, "budget")):
@@ -61,15 +65,12 @@ def reproduce(
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds = {seeds} must be at least 1")
     folder = Path(folder).expanduser() / budget
-    threads = torch.get_num_threads()
-    torch.set_num_threads(BUDGETS[budget].threads or threads)
-    try:
-        lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, trained_only=trained_only, log=log)
+    engine = engine or Engine()
+    with engine.started(), engine.limited():
+        lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, trained_only=trained_only, engine=engine, log=log)
         outcome = _outcome(name, budget, lab, only)
         figures = {kind: drawing.FIGURES[kind](lab, outcome) for kind in EXPERIMENTS[name].figures}
         page.write(outcome, figures, folder / name)
-    finally:
-        torch.set_num_threads(threads)
     return outcome
 
 

@@ -38,7 +38,6 @@ class Budget:
     lengths: tuple[int, ...] = ()  # epochs to compare
     verdicts: bool = True  # whether what comes out means anything
     samples: int | None = None  # of each set to test on; None: all
-    threads: int | None = None  # small networks are slowed down by more than one
 
 
 _PAPER = {"beta": 0.999}  # at any length: what is not truncated has none
@@ -97,7 +96,6 @@ BUDGETS: Mapping[str, Budget] = {
             # DenseNet has a hundred layers at any width, which takes minutes
         },
         lengths=(20, 60),
-        threads=1,
     ),
     "smoke": Budget(
         "seconds in all, on the embedded digits: whether it runs, not what comes out",
@@ -113,6 +111,5 @@ BUDGETS: Mapping[str, Budget] = {
         lengths=(1, 2),
         verdicts=False,  # in four steps nothing is learnt
         samples=100,
-        threads=1,
     ),
 }

@@ -18,6 +18,8 @@ from ..bank import FeatureBank
 from ..config import DEFAULTS, Config, config_for, rho_norm_for
 from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
 from ..data import Benchmark, DataSet, load_benchmark, take
+from ..engines.job import Ended, Job
+from ..engines.runs import Engine, results, run_jobs
 from ..errors import InputError
 from ..evaluation import NOISE, Evaluation
 from ..files import checksum, read_json, read_tensors, sweep, written
@@ -49,8 +51,19 @@ class Row:
     setting: str = ""  # the benchmark's name, where an experiment has several
 
 
+Step = tuple[str, Row, int, tuple[Any, ...]]  # a method of `Lab` that leaves files, its row and seed, and the rest
+
+
 class UntrainedError(Exception):
     """A run that is not there, while nothing may be trained."""
+
+
+class NeededError(Exception):
+    """What has to be trained or measured first, while the lab only looks: steps, by the run's folder."""
+
+    def __init__(self, steps: Mapping[Path, Sequence[Step]]) -> None:
+        super().__init__(steps)
+        self.steps = steps
 
 
 class Lab:
@@ -62,6 +75,7 @@ class Lab:
         seeds: how many, from 0 on; None: the budget's.
         root: the data folder, see `load_benchmark`.
         trained_only: train nothing; a run that is not there, or not done, raises `UntrainedError`.
+        engine: where runs are trained, and how many at a time; None: in this process, when they are asked for.
         log: called with messages about the progress.
     """
 
@@ -73,15 +87,71 @@ class Lab:
         seeds: int | None = None,
         root: str | Path | None = None,
         trained_only: bool = False,
+        engine: Engine | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
-        self.trained_only = trained_only
+        self.trained_only, self.engine = trained_only, engine
         self.budget, self.folder, self.root, self.log = budget, Path(folder).expanduser(), root, log
         self.seeds = tuple(range(budget.seeds if seeds is None else seeds))
         self._benchmarks: dict[str, Benchmark] = {}
         self._chosen: dict[tuple[str, str], float] = {}
         self.grid: dict[str, tuple[float, ...]] = {}  # the values that rho_norm was chosen among, by benchmark
         self._open: dict[Path, Evaluation] = {}  # the last one, with its features
+        self._looking = False  # whether to raise `NeededError` instead of training and measuring
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave behind what another process cannot use."""
+        return vars(self) | {"_open": {}, "log": _silent}
+
+    def prepare(self, steps: Sequence[Step]) -> None:
+        """Do steps, and before them what they depend on, as many runs at a time as the engine does.
+
+        It looks which runs can be trained or measured now, does those, and looks again, until nothing is missing. What
+        fails does not stop the others, but raises at the end. Without an engine each is done when it is asked for.
+        """
+        if self._looking:
+            needed = self._needed(steps)
+            if needed:
+                raise NeededError(needed)
+        if self.engine is None or self._looking:
+            return
+        tried: set[str] = set()
+        ends: list[Ended] = []
+        while wave := {
+            folder: fresh
+            for folder, needed in self._needed(steps).items()
+            if (fresh := [step for step in needed if repr((folder, step)) not in tried])
+        }:
+            tried.update(repr((folder, step)) for folder, fresh in wave.items() for step in fresh)
+            ends += run_jobs([self._job(*each) for each in wave.items()], self.engine, shared=self._worker())
+        results(ends)
+
+    def _needed(self, steps: Sequence[Step]) -> dict[Path, list[Step]]:
+        """List what is missing for steps and can be done now, by the run's folder."""
+        needed: dict[Path, list[Step]] = {}
+        for step in steps:
+            name, row, seed, rest = step
+            looking, self._looking = self._looking, True
+            try:
+                getattr(self, name)(row, seed, *rest)
+            except NeededError as error:
+                for folder, missing in error.steps.items():
+                    own = any(_same_run(step, other) for other in missing)
+                    known = needed.setdefault(folder, [])
+                    known += [each for each in ([step] if own else missing) if each not in known]
+            finally:
+                self._looking = looking
+        return needed
+
+    def _job(self, folder: Path, steps: Sequence[Step]) -> Job:
+        name = str(folder.relative_to(self.folder / "runs"))
+        return Job(name, _do, (steps,), folder, self.config(steps[0][1], steps[0][2]).epochs)
+
+    def _worker(self) -> Lab:
+        """Return a copy that does what it is asked for in its own process."""
+        worker = copy.copy(self)
+        worker.engine = None
+        return worker
 
     def benchmark(self, name: str) -> Benchmark:
         """Return a benchmark by name; it is read once."""
@@ -116,12 +186,20 @@ class Lab:
         if epochs_done(folder) < config.epochs:
             if self.trained_only:
                 raise UntrainedError(folder)
-            self.log(f"train: {folder.relative_to(self.folder / 'runs')}")
+            self._look(folder, ("run", row, seed, ()))
+            if self.engine is not None:
+                self.prepare([("run", row, seed, ())])
+                return self.run(row, seed)
             return train(config, folder, benchmark=self.benchmark(row.benchmark))
         run = Run.open(folder)
         _check_settings(run, config)
         sweep(folder)  # a call that was killed may have been writing the last state
         return run
+
+    def _look(self, folder: Path, step: Step) -> None:
+        """Raise an error about what has to be done, if the lab only looks."""
+        if self._looking:
+            raise NeededError({folder: [step]})
 
     def _folder(self, row: Row, config: Config) -> Path:
         """Name the folder of a row's run by what tells it from others of the budget."""
@@ -132,8 +210,11 @@ class Lab:
         name = ",".join([row.method, *(f"{key}={_short(value)}" for key, value in sorted(words.items()))])
         return self.folder / "runs" / row.benchmark / name / f"seed-{config.seed}"
 
-    def tracked(self, rows: Sequence[Row]) -> Iterator[tuple[int, Row]]:
-        """Yield every seed of every row, with a bar. Rows that share a run come in turn, to share its features."""
+    def tracked(self, rows: Sequence[Row], step: str = "run") -> Iterator[tuple[int, Row]]:
+        """Yield every seed of every row, with a bar, once a step of all is prepared.
+
+        Rows that share a run come in turn, to share its features.
+        """
         by_run: dict[str, list[Row]] = {}
         for row in rows:
             by_run.setdefault(repr((row.benchmark, row.method, row.settings)), []).append(row)
@@ -144,6 +225,7 @@ class Lab:
             for row in sharing
             if seed in self.seeds_of(row)
         ]
+        self.prepare([(step, row, seed, ()) for seed, row in jobs])
         return track(jobs, "runs", len(jobs))
 
     def seeds_of(self, row: Row) -> tuple[int, ...]:
@@ -185,17 +267,20 @@ class Lab:
         path = self.run(row, seed).folder / "scored" / f"{name}-{row.head}{rho_norm}.json"
         search = self.benchmark(row.benchmark).val is not None
         return self._kept(
-            path, row, lambda: {"rows": self.evaluation(row, seed).table([name], search=search).records()}
+            path,
+            ("scored", row, seed, ()),
+            lambda: {"rows": self.evaluation(row, seed).table([name], search=search).records()},
         )
 
-    def _kept(self, path: Path, row: Row, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    def _kept(self, path: Path, step: Step, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
         """Read what was measured of a run; measure anew without a file, or for other weights or data."""
-        sizes = {role: len(data) for role, data in self.benchmark(row.benchmark).sets().items() if role != "train"}
+        sizes = {role: len(data) for role, data in self.benchmark(step[1].benchmark).sets().items() if role != "train"}
         measured_on = {"sizes": sizes, "weights": checksum(*read_tensors(path.parent.parent / "last.safetensors"))}
         with contextlib.suppress(InputError):  # there is none, or a damaged one
             kept = read_json(path, "delete it")
             if isinstance(kept, dict) and kept.items() >= measured_on.items():
                 return kept
+        self._look(path.parent.parent, step)
         measured = measure() | measured_on
         with written(path) as file:
             file.write((json.dumps(measured, indent=1) + "\n").encode())
@@ -212,6 +297,8 @@ class Lab:
             rows = {value: Row("SPCP", "spcp", {"rho_norm": value}, benchmark=benchmark) for value in self.budget.grid}
             seeds = {value: self.seeds_of(row) for value, row in rows.items()}
             shared = set(self.seeds).intersection(*(there for there in seeds.values() if there))
+            wanted = [(rows[value], seed) for value, there in seeds.items() for seed in there if seed in shared]
+            self.prepare([("validation", row, seed, (how,)) for row, seed in wanted])
             areas = {
                 value: [self.validation(rows[value], seed, how) for seed in there if seed in shared]
                 for value, there in seeds.items()
@@ -237,8 +324,25 @@ class Lab:
         noise = NOISE if how == ON_NOISE else None
         path = self.run(row, seed).folder / "scored" / f"validation{'-noise' if noise else ''}.json"
         name = METHODS[row.method][0].score
-        measured = self._kept(path, row, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name, noise)})
+        step = ("validation", row, seed, (how,))
+        measured = self._kept(path, step, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name, noise)})
         return float(measured["auroc"])
+
+
+def _do(lab: Lab, steps: Sequence[Step]) -> None:
+    """Do steps of one run, which leave their results in its folder."""
+    for name, row, seed, rest in steps:
+        getattr(lab, name)(row, seed, *rest)
+
+
+def _same_run(one: Step, other: Step) -> bool:
+    """Tell whether two steps are about the same run."""
+    about = [(row.benchmark, row.method, row.settings, seed) for _, row, seed, _ in (one, other)]
+    return about[0] == about[1]
+
+
+def _silent(message: str) -> None:
+    """Log nothing."""
 
 
 def epochs_done(folder: Path) -> int:

@@ -31,7 +31,7 @@ def _empty(rows: Sequence[Row]) -> Values:
 def detection(lab: Lab, rows: Sequence[Row]) -> Values:
     """Measure AUROC and FPR95 on every set and group, and accuracy."""
     values = _empty(rows)
-    for seed, row in lab.tracked(rows):
+    for seed, row in lab.tracked(rows, "scored"):
         measured = values[label(row)]
         scored = lab.scored(row, seed)
         for line in scored["rows"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..progress import Bar, clock
@@ -51,15 +51,28 @@ class Display:
         """Show an epoch that is done."""
         if self.state.writes:
             self.printed = time.perf_counter()
-            words = measured(
-                record["loss"],
-                record["accuracy"],
-                record["val_accuracy"],
-                record.get("threshold"),
-                record.get("truncated"),
-            )
-            epochs = self.state.config.epochs
-            self.bar.print(f"epoch {record['epoch'] + 1}/{epochs}  {words}  {record['seconds']:.1f} s")
+            self.bar.print(epoch_line(record, self.state.config.epochs))
+
+
+def epoch_line(record: Mapping[str, Any], epochs: int) -> str:
+    """Put the record of an epoch into words."""
+    words = measured(
+        record["loss"],
+        record["accuracy"],
+        record["val_accuracy"],
+        record.get("threshold"),
+        record.get("truncated"),
+    )
+    return f"epoch {record['epoch'] + 1}/{epochs}  {words}  {record['seconds']:.1f} s"
+
+
+def time_left(history: Sequence[Mapping[str, Any]], epochs: int) -> float:
+    """Return the seconds that the rest of a run takes, if its epochs take as long as those before.
+
+    >>> time_left([{"seconds": 2.0}, {"seconds": 4.0}], 5)
+    9.0
+    """
+    return (epochs - len(history)) * sum(float(record["seconds"]) for record in history) / len(history)
 
 
 def measured(
