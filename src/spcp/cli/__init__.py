@@ -7,10 +7,11 @@ imported before a command runs, so that `spcp --help` answers at once.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 
-from ..errors import InputError, TrainingError, raised_in
+from ..errors import InputError, ProcessError, TrainingError, raised_in
 from ..progress import printable
 from .app import app as app
 from .app import verbosity
@@ -40,7 +41,12 @@ def main() -> None:
         code = 130
     except Exception as error:
         code = _report(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # under torchrun: at a usual end, torch's threads may abort the process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _report(error: Exception) -> int:
@@ -54,7 +60,7 @@ def _report(error: Exception) -> int:
     if isinstance(error, InputError):
         _print_error(str(error))
         return 2
-    if isinstance(error, TrainingError | ImportError):
+    if isinstance(error, TrainingError | ProcessError | ImportError):
         _print_error(str(error))
         return 1
     if isinstance(error, OSError):
