@@ -23,7 +23,7 @@ def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
     The product is made in tiles, which pack well and take little memory. Of a tile, only what exceeds the smallest of a
     row's k best so far can change them: after the first few that is next to nothing; the maxima of blocks show where.
     """
-    if torch.compiler.is_compiling() or not len(f):
+    if torch.compiler.is_compiling() or not len(f) or not len(bank):
         return (f @ bank.t()).topk(k, 1, sorted=False).values
     buffer = f.new_empty(min(ROWS, len(f)) * min(COLUMNS, len(bank)))
     tops = []
