@@ -17,21 +17,10 @@ SOURCE = ROOT / "src" / "spcp"
 ROOMS = (
     *("errors", "files", "tables", "journal", "progress", "compiled"),
     *("contributions", "environment", "data", "networks", "methods"),
-    *("fingerprint", "model", "moments", "bank", "conformal", "scores", "metrics"),
+    *("fingerprint", "model", "processes", "moments", "bank", "conformal", "scores", "metrics"),
     *("exported", "export", "detector", "choice"),
-    *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection"),
-    *(
-        "engines",
-        "tuning",
-        "monitoring",
-        "comparison",
-        "integrations",
-        "report",
-        "experiments",
-        "demo",
-        "serving",
-        "cli",
-    ),
+    *("config", "runs", "training", "evaluation", "calibration", "shipping", "detection", "engines", "tuning"),
+    *("monitoring", "comparison", "integrations", "report", "experiments", "demo", "serving", "cli", "__main__"),
 )
 
 

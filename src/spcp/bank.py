@@ -8,9 +8,10 @@ processes may build the same one.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,21 +19,26 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from . import processes
 from .data import Loader
 from .data.cache import cache_folder, key_of
 from .data.prepared import content_key
 from .data.sets import inputs_and_labels
 from .errors import InputError
-from .files import read_tensors, write_tensors
+from .files import read_tensors, stacked, write_tensors
 from .model import ScoredModel
-from .moments import Moments, merged_moments, percentile
+from .moments import Moments, S, merge, percentiles
 from .progress import track
 
 _log = logging.getLogger("spcp")
 
 SHARD = 8192  # rows
+BLOCKS = 16  # of parts, that processes share; statistics of a block are what they send each other
 BATCH = 256  # inputs that are passed through the network at once,
 PIECE = 1 << 20  # and numbers in them: 256 images of 32 pixels, 6 of 224
+
+
+Place = tuple[int, int, int]  # of a piece: its part, its first row there, and that row among all
 
 
 class Part(NamedTuple):
@@ -44,15 +50,33 @@ class Part(NamedTuple):
     predictions: Tensor  # (N,)
 
 
+class Shards(Sequence[Part]):
+    """Parts that lie on disk. Each is mapped into memory when it is looked at, and let go afterwards.
+
+    So a bank that is larger than memory can be gone through. What could not be written is here as it is.
+    """
+
+    def __init__(self, shards: Sequence[Path | Part]) -> None:
+        self._shards = shards
+
+    def __len__(self) -> int:
+        return len(self._shards)
+
+    def __getitem__(self, i: Any) -> Any:
+        shard = self._shards[i]
+        return Part(**read_tensors(shard, ours=True, check=False)[0]) if isinstance(shard, Path) else shard
+
+
 class FeatureBank:
     """Features, logits, labels and predictions of a data set, in parts: the shards on disk, or one in memory.
 
-    The statistics that scores are fitted with are computed once and kept.
+    The statistics that scores are fitted with are those of the parts, merged (`merged`); the usual ones are kept.
     """
 
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
-        self._moments: dict[bool, Moments] = {}
+        self._lengths: list[int] = []  # of the parts, once they are known
+        self._moments: Moments | None = None
         self._percentiles: dict[float, float] = {}
 
     @classmethod
@@ -73,12 +97,80 @@ class FeatureBank:
 
     def parts(self) -> Iterator[Part]:
         """Yield parts of up to `SHARD` rows, features and logits in float32."""
-        for part in self._parts:
-            for features, logits, *rest in zip(*(tensor.split(SHARD) for tensor in part), strict=True):
-                yield Part(features.float(), logits.float(), *rest)
+        return self._pieces(itertools.chain(*self._blocks(SHARD)), SHARD)
+
+    def _blocks(self, size: int) -> list[list[Place]]:
+        """Return where the pieces of up to `size` rows begin, in up to `BLOCKS` runs."""
+        if not self._lengths:
+            self._lengths = [len(part.labels) for part in self._parts]
+        starts = itertools.accumulate(self._lengths, initial=0)
+        places = [
+            (i, row, start + row)
+            for i, (length, start) in enumerate(zip(self._lengths, starts, strict=False))
+            for row in range(0, max(1, length), size)
+        ]
+        n = min(BLOCKS, len(places))
+        return [places[len(places) * i // n : len(places) * (i + 1) // n] for i in range(n)]
+
+    def _pieces(self, places: Iterable[Place], size: int, rows: Tensor | None = None) -> Iterator[Part]:
+        """Yield the pieces that begin at some places, in float32; if `rows` are given, these rows of each."""
+        for i, some in itertools.groupby(places, key=lambda place: place[0]):
+            part = self._parts[i]  # once for all its pieces
+            for _, row, start in some:
+                tensors = [tensor[row : row + size] for tensor in part]
+                if rows is not None:
+                    first, last = torch.searchsorted(rows, torch.tensor([start, start + len(tensors[0])])).tolist()
+                    tensors = [tensor[rows[first:last] - start] for tensor in tensors]
+                yield Part(tensors[0].float(), tensors[1].float(), *tensors[2:])
+
+    def merged(
+        self,
+        statistic: Callable[[Part], S],
+        rows: Tensor | None = None,
+        *,
+        size: int | None = None,
+        everywhere: bool = False,
+    ) -> S:
+        """Return a statistic of all rows: those of the parts, merged in order.
+
+        The parts form up to `BLOCKS` blocks; joined processes (`spcp.processes`) share them. A process that is alone
+        merges in the same order, so the result is the same to the bit.
+
+        Args:
+            statistic: of a part.
+            rows: of these only, given by sorted indices.
+            size: the most rows in a part; by default `SHARD`.
+            everywhere: let each process compute all of it, because it exchanges something for each part.
+        """
+        size = size or SHARD
+        blocks = self._blocks(size)
+
+        def of_block(i: int) -> S:
+            return functools.reduce(merge, map(statistic, self._pieces(blocks[i], size, rows)))
+
+        made = map(of_block, range(len(blocks))) if everywhere else processes.in_order(of_block, len(blocks))
+        return functools.reduce(merge, made)
+
+    def rows(self, function: Callable[[Part], Tensor]) -> Tensor:
+        """Return something for each row, (N, ...), such as its features, in a file where it is large.
+
+        Of joined processes each keeps its share: the blocks that are its own in `merged`.
+        """
+        blocks = self._blocks(SHARD)
+        mine = processes.share(len(blocks))
+        if not mine:
+            return function(next(self._pieces(blocks[0], SHARD, torch.empty(0, dtype=torch.int64))))
+        return stacked(
+            map(function, self._pieces(itertools.chain(*blocks[mine.start : mine.stop]), SHARD)), cache_folder()
+        )
+
+    @property
+    def is_spread(self) -> bool:
+        """Whether `rows` keeps a share of the rows only."""
+        return processes.count() > 1
 
     def __len__(self) -> int:
-        return sum(len(part.labels) for part in self._parts)
+        return sum(self._lengths) if self._lengths else sum(len(part.labels) for part in self._parts)
 
     @property
     def num_features(self) -> int:
@@ -133,32 +225,41 @@ class FeatureBank:
             parts.append(part._replace(logits=logits, predictions=logits.argmax(1)))
         return FeatureBank(parts)
 
-    def moments(self, correct: bool = False) -> Moments:
-        """Return the moments of the features by label; if `correct`, of correctly classified samples only."""
-        if correct not in self._moments:
-            self._moments[correct] = merged_moments(self._labelled(correct), self.num_classes, self.num_features)
-        return self._moments[correct]
-
-    def _labelled(self, correct: bool) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield features and labels; where a sample has none, its predicted class stands in."""
-        unlabelled = sum(int((part.labels < 0).sum()) for part in self._parts)
-        if unlabelled and not self._moments:
-            _log.warning("%d of %d samples have no label; their predicted classes stand in", unlabelled, len(self))
-        for features, logits, labels, _ in self.parts():
-            if len(labels) and int(labels.max()) >= self.num_classes:
-                raise InputError(
-                    f"a label is {int(labels.max())}, but the network has {self.num_classes} classes; count from 0"
-                )
-            predictions = logits.argmax(1)
-            labels = torch.where(labels < 0, predictions, labels)
-            rows = predictions == labels if correct else slice(None)
-            yield features[rows], labels[rows]
+    def moments(self) -> Moments:
+        """Return the moments of the features by label; where a sample has none, its predicted class stands in."""
+        if self._moments is None:
+            unlabelled = sum(int((part.labels < 0).sum()) for part in self._parts)
+            if unlabelled:
+                _log.warning("%d of %d samples have no label; their predicted classes stand in", unlabelled, len(self))
+            self._moments = self.merged(_moments)
+        return self._moments
 
     def percentile(self, percent: float) -> float:
         """Return a percentile of all entries of all features."""
         if percent not in self._percentiles:
-            self._percentiles[percent] = percentile(lambda: (part.features for part in self.parts()), percent)
+            (self._percentiles[percent],) = self.percentiles([percent], by_feature=False).tolist()
         return self._percentiles[percent]
+
+    def percentiles(self, percents: Sequence[float], *, by_feature: bool) -> Tensor:
+        """Return percentiles of each feature, (P, D), or of all entries of all features, (P,); in float64."""
+        columns = self.num_features if by_feature else 1
+        count = len(self) * self.num_features // columns
+        found = percentiles(lambda of: self.merged(lambda part: of(part.features)), count, percents, columns)
+        return torch.from_numpy(found if by_feature else found[:, 0])
+
+
+def class_of(part: Part) -> Tensor:
+    """Return the labels of rows, (N,); where a sample has none, its predicted class stands in."""
+    num_classes = part.logits.shape[1]
+    if len(part.labels) and int(part.labels.max()) >= num_classes:
+        raise InputError(
+            f"a label is {int(part.labels.max())}, but the network has {num_classes} classes; count from 0"
+        )
+    return torch.where(part.labels < 0, part.logits.argmax(1), part.labels)
+
+
+def _moments(part: Part) -> Moments:
+    return Moments.of(part.features, class_of(part), part.logits.shape[1])
 
 
 def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
@@ -251,6 +352,27 @@ def build_bank(
         key: a name for items whose contents cannot be read from disk; change it when they change. Without one such
             items are passed through the network each time.
     """
+    return begin_bank(model, data, transform, folder=folder, batch_size=batch_size, dtype=dtype, key=key)()
+
+
+@torch.no_grad()
+def begin_bank(
+    model: ScoredModel,
+    data: Any,
+    transform: Any = None,
+    *,
+    folder: str | Path | None = None,
+    batch_size: int = 256,
+    dtype: torch.dtype = torch.float32,
+    key: str | None = None,
+    among: tuple[int, int] | None = None,
+) -> Callable[[], FeatureBank]:
+    """Make this process's share of a bank, and return what waits for the other processes and opens all of it.
+
+    The arguments are those of `build_bank`. `among`: how many samples were before these, and how many there are in all,
+    where several sets follow each other; joined processes share them all. What the others have not made where this
+    process could read it, such as on a disk of their own, it makes itself.
+    """
     loader = Loader(data, transform, batch_size=batch_size, device=model.device)
     base = Path(folder).expanduser() if folder is not None else cache_folder()
     per = max(1, SHARD // batch_size)  # batches in a shard
@@ -258,21 +380,35 @@ def build_bank(
     ranges = [range(start, min(start + size, count)) for start in range(0, count, size)]
     names = [key_of(key, rows) if key else content_key(loader.data, transform, rows) for rows in ranges]
     if base is None or None in names:
-        return extract(model, loader)
+        return lambda: extract(model, loader)
     bank = base / "banks" / key_of("bank", model.fingerprint(), repr(transform), str(dtype))
     paths = [bank / f"{name}.safetensors" for name in names]
-    shards = [_read_shard(path) for path in paths]
-    missing = [i for i, shard in enumerate(shards) if shard is None]
-    stream: Iterator[Any] = iter(())
-    at = -1
-    for i in track(missing, f"features of {loader.data.name}", len(missing)) if missing else ():
-        if i != at:
-            stream = loader.epoch(0, i * per)
-        at = i + 1
-        parts = [_part(model, x, y) for x, y in itertools.islice(stream, per)]
-        whole = Part(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
-        shards[i] = _kept(paths[i], _stored_as(whole, dtype))
-    return FeatureBank([shard for shard in shards if shard is not None])
+    before, total = among or (0, count)
+    mine = [i for i in range(len(ranges)) if (before + i * size) * processes.count() // total == processes.rank()]
+    shards: dict[int, Path | Part] = {}
+
+    def make(which: Iterable[int]) -> None:
+        """Look for shards on disk, and make those that are not there."""
+        shards.update({i: paths[i] for i in which if _is_whole(paths[i])})
+        missing = [i for i in which if i not in shards]
+        stream: Iterator[Any] = iter(())
+        at = -1
+        for i in track(missing, f"features of {loader.data.name}", len(missing)) if missing else ():
+            if i != at:
+                stream = loader.epoch(0, i * per)
+            at = i + 1
+            parts = [_part(model, x, y) for x, y in itertools.islice(stream, per)]
+            whole = Part(*(torch.cat(tensors) for tensors in zip(*parts, strict=True)))
+            shards[i] = _kept(paths[i], _stored_as(whole, dtype))
+
+    @torch.no_grad()
+    def opened() -> FeatureBank:
+        processes.wait()
+        make([i for i in range(len(paths)) if i not in shards])
+        return FeatureBank(Shards([shards[i] for i in range(len(paths))]))
+
+    make(mine)
+    return opened
 
 
 def _stored_as(part: Part, dtype: torch.dtype) -> Part:
@@ -283,22 +419,23 @@ def _stored_as(part: Part, dtype: torch.dtype) -> Part:
     return stored
 
 
-def _kept(path: Path, part: Part) -> Part:
-    """Return the part from disk, or from memory where it cannot be written: the bank is a convenience."""
+def _kept(path: Path, part: Part) -> Path | Part:
+    """Return where the part is on disk, or the part itself where it cannot be written: the bank is a convenience."""
     try:
         write_tensors(path, part._asdict())
     except OSError as error:
         _log.warning("%s: cannot be written (%s); kept in memory", path, error.strerror or error)
         return part
-    return _read_shard(path) or part
+    return path if _is_whole(path) else part
 
 
-def _read_shard(path: Path) -> Part | None:
-    """Return a shard, memory-mapped; None where there is none, or a damaged one."""
+def _is_whole(path: Path) -> bool:
+    """Tell whether a shard is there; one that is damaged is not."""
     if not path.exists():
-        return None
+        return False
     try:
-        return Part(**read_tensors(path, ours=True)[0])
+        Part(**read_tensors(path, ours=True)[0])
     except (InputError, TypeError):
         _log.warning("%s: damaged; made again", path)
-        return None
+        return False
+    return True

@@ -24,6 +24,10 @@ class TrainingError(RuntimeError):
     """A run cannot continue; the message says where it stopped and what is left."""
 
 
+class ProcessError(RuntimeError):
+    """One of several processes that work together has ended, and with it all of them."""
+
+
 def raised_in(error: BaseException) -> str | None:
     """Return the place in a user's code that an error comes from; None where that is this package.
 
@@ -48,7 +52,7 @@ def explained(error: Exception) -> tuple[str, int]:
     """
     if isinstance(error, InputError):
         return str(error), 2
-    if isinstance(error, TrainingError | ImportError):
+    if isinstance(error, TrainingError | ProcessError | ImportError):
         return str(error), 1
     if isinstance(error, OSError):
         name = f"{error.filename}: " if error.filename else ""

@@ -14,7 +14,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from .bank import FeatureBank, build_bank
+from . import processes
+from .bank import BLOCKS, FeatureBank, begin_bank
 from .conformal import samples_needed, split, threshold_rank
 from .data import Benchmark, DataSet, ImageTransform, Loader, load_benchmark, noise, prepare, proxies, take
 from .errors import InputError, need
@@ -173,6 +174,8 @@ class Table:
 class Evaluation:
     """A model on a benchmark: one feature bank for each set, made when it is first needed.
 
+    Processes that are joined (`spcp.processes`) make the banks, fit and score together; all get the same results.
+
     Args:
         model: a run; a `ScoredModel`; or any classifier.
         benchmark: the data, or its name; by default that of the run.
@@ -207,6 +210,8 @@ class Evaluation:
         if data is None:
             raise InputError("a model needs a benchmark to be evaluated on; name one, such as digits")
         self.model = model if isinstance(model, ScoredModel) else ScoredModel(model, truncate=truncate)
+        if processes.count() > 1:
+            self.model.to(processes.device())
         self.benchmark, self.folder, self.batch_size = data, folder, batch_size
         self._banks: dict[str, FeatureBank] = {}
         self._proxies: dict[str, DataSet] = {}
@@ -252,13 +257,27 @@ class Evaluation:
     def bank(self, role: str) -> FeatureBank:
         """Return the bank of a set such as "train" or "near/tin": by the test transform, in order."""
         if role not in self._banks:
-            model, method = self.model, self.model.method
-            same = not model.truncate and (method is None or type(method).outputs is Method.outputs)
-            if same:  # the features do not depend on truncation: a pass with it may have been made already
-                model = ScoredModel(model.network, method, classifier=model.classifier)
-            bank = build_bank(model, *self._set(role), folder=self.folder, batch_size=self.batch_size)
-            self._banks[role] = bank.with_head(self.model.head) if same else bank
+            self._banks[role] = self._begin(role)()
         return self._banks[role]
+
+    def _begin(self, role: str, among: tuple[int, int] | None = None) -> Callable[[], FeatureBank]:
+        """Make this process's share of a bank; see `begin_bank`."""
+        model, method = self.model, self.model.method
+        same = not model.truncate and (method is None or type(method).outputs is Method.outputs)
+        if same:  # the features do not depend on truncation: a pass with it may have been made already
+            model = ScoredModel(model.network, method, classifier=model.classifier)
+        opened = begin_bank(model, *self._set(role), folder=self.folder, batch_size=self.batch_size, among=among)
+        return lambda: opened().with_head(self.model.head) if same else opened()
+
+    def make_banks(self, roles: Iterable[str]) -> None:
+        """Make the banks of several sets, of which joined processes (`spcp.processes`) share all samples."""
+        roles = [role for role in roles if role not in self._banks]
+        if processes.count() == 1:  # one makes them as they are needed
+            return
+        sizes = [len(self._set(role)[0]) for role in roles]
+        for role, before in zip(roles, itertools.accumulate(sizes, initial=0), strict=False):
+            self._begin(role, among=(before, sum(sizes)))
+        processes.wait()
 
     def with_val(self, rows: Tensor) -> Evaluation:
         """Return the evaluation with some of the validation samples only; what does not depend on them is shared."""
@@ -314,7 +333,14 @@ class Evaluation:
             return score.scores(self.bank(role), self.model.head)
         of_inputs: Any = score
         batches = cast("Loader", self.samples(score, role))
-        return torch.cat([of_inputs.score_inputs(lambda x: self.model.outputs(x).logits, x).cpu() for x, _ in batches])
+        blocks = min(BLOCKS, len(batches))
+
+        def of_block(i: int) -> Tensor:
+            first, last = (len(batches) * j // blocks for j in (i, i + 1))
+            some = itertools.islice(batches.epoch(0, first), last - first)
+            return torch.cat([of_inputs.score_inputs(lambda x: self.model.outputs(x).logits, x).cpu() for x, _ in some])
+
+        return torch.cat(list(processes.in_order(of_block, blocks)))
 
     def search(self, name: str, ood: str | None = None) -> Score:
         """Return the best of a score's sweep: the largest AUROC of ID against OOD validation data, the first on ties.
@@ -401,14 +427,19 @@ class Evaluation:
         rows: list[Result] = []
         kept: dict[tuple[str, str], Tensor] = {}
         enough = len(self.benchmark.val or ()) >= samples_needed(alpha) + 2
+        built = {
+            name: build_score(item, **self.options_for(item)) if isinstance(item, str) else item
+            for name, item in chosen.items()
+        }
+        fitting_roles = {"val", *(role for score in built.values() for role in score.fitted_on)}
+        self.make_banks([*sorted(fitting_roles & set(self.benchmark.sets())), *id_roles, *ood_roles])
         divided = {
             fitting: self.divide(alpha, fitting=fitting, choosing=search) if enough else (self, None)
             for fitting in (False, True)
         }
-        for name, item in track(chosen.items(), "scores", len(chosen)):
-            score = build_score(name, **self.options_for(name)) if isinstance(item, str) else item
+        for name, score in track(built.items(), "scores", len(built)):
             part, rest = divided["val" in score.fitted_on]
-            score = part.search(name) if search and isinstance(item, str) else part.fit(score)
+            score = part.search(name) if search and isinstance(chosen[name], str) else part.fit(score)
             for role in (*id_roles, *ood_roles):
                 kept[name, role] = self.scores(score, role)
             if enough and (rest is None or len(rest) >= samples_needed(alpha)):

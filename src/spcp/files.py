@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import mmap
 import os
 import platform
 import re
 import secrets
+import tempfile
+import weakref
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -24,6 +27,8 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _CHECKSUM = "spcp_checksum"  # among the notes of a safetensors file
+IN_MEMORY = 1 << 30  # bytes: rows that a score keeps lie in a file if they are more
+_MAPPED: weakref.WeakValueDictionary[int, mmap.mmap] = weakref.WeakValueDictionary()  # by the address of its rows
 
 
 @contextlib.contextmanager
@@ -139,11 +144,12 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str,
 
 
 def read_tensors(
-    path: Path, *, ours: bool = False, cure: str = "write it again"
+    path: Path, *, ours: bool = False, cure: str = "write it again", check: bool = True
 ) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Read the tensors of a safetensors file, memory-mapped, and its notes.
 
     A file whose checksum differs is damaged. One without a checksum is somebody else's, which is an error if `ours`.
+    `check=False` is for a file that was checked before: then only what is used of it is read.
     """
     safetensors = need("safetensors", "safetensors")
     if not path.is_file():
@@ -157,9 +163,52 @@ def read_tensors(
     expected = notes.pop(_CHECKSUM, None)
     if expected is None and ours:
         raise InputError(f"{path}: was not written by spcp, or is damaged (it has no checksum); {cure}")
-    if expected not in (None, checksum(tensors, notes)):
+    if check and expected not in (None, checksum(tensors, notes)):
         raise InputError(f"{path}: is damaged, or was changed after it was written (its checksum differs); {cure}")
     return tensors, notes
+
+
+def stacked(parts: Iterable[Tensor], folder: Path | None = None) -> Tensor:
+    """Return tensors (n, ...), one below the other; more than `IN_MEMORY` bytes lie in a file in a folder.
+
+    Nobody else sees the file, and its space is free again when the tensor, or the process, is gone.
+    """
+    import torch
+
+    waiting: list[Tensor] = []
+    size, file = 0, None
+    for part in parts:
+        waiting.append(part)
+        size += part.nbytes
+        if size > IN_MEMORY:
+            if file is None:
+                if folder is not None:
+                    folder.mkdir(parents=True, exist_ok=True)
+                file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
+            for tensor in waiting:
+                file.write(raw(tensor))
+            waiting = []
+    if file is None:
+        return torch.cat(waiting)
+    file.flush()
+    mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    file.close()
+    rows = torch.frombuffer(mapping, dtype=part.dtype).view(-1, *part.shape[1:])
+    _MAPPED[rows.data_ptr()] = mapping
+    return rows
+
+
+def let_go(rows: Tensor) -> None:
+    """Take some rows of `stacked` out of memory, if they lie in a file; they are read again when they are needed."""
+    import torch
+
+    exported = torch.compiler.is_compiling()  # then rows are symbols
+    mapping = None if exported or not _MAPPED else _MAPPED.get(rows.untyped_storage().data_ptr())
+    if mapping is not None and hasattr(mapping, "madvise"):
+        start = int(rows.storage_offset()) * rows.itemsize
+        stop = start + rows.nbytes
+        start -= start % mmap.PAGESIZE
+        mapping.madvise(mmap.MADV_DONTNEED, start, stop - start)
 
 
 def checksum(tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> str:

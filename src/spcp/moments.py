@@ -1,13 +1,71 @@
-"""Statistics that scores are fitted with: one stream of rows, constant memory, mergeable across shards."""
+"""Statistics that scores are fitted with: of one stream of rows, in constant memory, and each says how it merges.
+
+`merge` is associative and commutative, up to rounding and to the order of rows. So a statistic of all rows is that of
+parts, merged: of one stream, of several processes or of several machines.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import functools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+
+class Statistic(Protocol):
+    """Something about rows that can be computed from parts of them."""
+
+    def merge(self, other: Self) -> Self:
+        """Return the same of the rows of both, without another look at the rows."""
+
+
+S = TypeVar("S", bound=Statistic)
+
+
+def merge(a: S, b: S) -> S:
+    """Return `a.merge(b)`, for `functools.reduce`."""
+    return a.merge(b)
+
+
+@dataclass
+class Sum:
+    """Tensors that add up, such as counts."""
+
+    values: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, *values: Tensor) -> Sum:
+        """Return the tensors as a statistic."""
+        return cls(values)
+
+    def merge(self, other: Sum) -> Sum:
+        """Return the sums."""
+        return Sum(tuple(a + b for a, b in zip(self.values, other.values, strict=True)))
+
+
+@dataclass
+class Rows:
+    """Something for each row, such as its score, in order."""
+
+    parts: tuple[Tensor, ...]
+
+    @classmethod
+    def of(cls, rows: Tensor) -> Rows:
+        """Return a tensor as a statistic."""
+        return cls((rows,))
+
+    def merge(self, other: Rows) -> Rows:
+        """Return the rows of both, one below the other."""
+        return Rows(self.parts + other.parts)
+
+    @property
+    def tensor(self) -> Tensor:
+        """All rows, (N, ...)."""
+        return torch.cat(self.parts)
 
 
 @dataclass
@@ -77,53 +135,60 @@ class Moments:
         return self.scatter + away.t() @ (self.count[:, None] * away)
 
 
-def merged_moments(parts: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_features: int) -> Moments:
-    """Merge the moments of parts, each features (N, D) and labels (N,)."""
-    whole = Moments.empty(num_classes, num_features)
-    for h, y in parts:
-        whole = whole.merge(Moments.of(h, y, num_classes))
-    return whole
+def percentiles(
+    merged: Callable[[Callable[[Tensor], Sum]], Sum], count: int, percents: Sequence[float], columns: int = 1
+) -> np.ndarray:
+    """Return percentiles, linearly interpolated, of the numbers in each column: exactly, in constant memory.
 
-
-def percentile(parts: Callable[[], Iterable[Tensor]], percent: float) -> float:
-    """Return the percentile, linearly interpolated, of all numbers in float32 tensors: exactly, in constant memory.
-
-    Floats are ordered as their bits are, once those of negative numbers are turned over. So the upper 16 bits are
-    counted, then the lower 16 bits of those numbers that share the upper bits of the answer: two passes, and counts of
-    parts just add up.
+    Floats are ordered as their bits are, once those of negative numbers are turned over. So the upper bits are counted,
+    then the next ones of those numbers that share the upper bits of an answer, until all are known; counts of parts
+    just add up.
 
     Args:
-        parts: called for each pass.
-        percent: from 0 to 100.
+        merged: returns the merged statistic of all rows, given that of features (n, D) in float32; called a few times.
+        count: the number of rows in a column.
+        percents: from 0 to 100, P of them.
+        columns: D; or 1, for all numbers as one column.
     """
-    upper = np.zeros(1 << 16, dtype=np.int64)
-    for codes in _ordered(parts()):
-        upper += np.bincount(codes >> 16, minlength=1 << 16)
-    total = int(upper.sum())
-    if not total:
+    if not count:
         raise ValueError("a percentile needs at least one number")
-    place = (total - 1) * percent / 100
-    low, high = int(np.floor(place)), int(np.ceil(place))
-    ends = np.cumsum(upper)
-    bins = sorted({int(np.searchsorted(ends, rank, "right")) for rank in (low, high)})
-    lower = {upper_bits: np.zeros(1 << 16, dtype=np.int64) for upper_bits in bins}
-    for codes in _ordered(parts()):
-        for upper_bits, counts in lower.items():
-            counts += np.bincount(codes[codes >> 16 == upper_bits] & 0xFFFF, minlength=1 << 16)
+    places = np.array([(count - 1) * percent / 100 for percent in percents])
+    ranks = np.floor(places), np.ceil(places)
+    left = np.repeat(np.concatenate(ranks).astype(np.int64)[:, None], columns, 1)  # (2 P, columns) ranks among those
+    prefix = np.zeros_like(left)  # that begin with these bits
+    shift = 32
+    for bits in (16, 16) if columns == 1 else (11, 11, 10):
+        shift -= bits
+        asked, which = np.unique(prefix, axis=0, return_inverse=True)
+        counts = merged(functools.partial(_digits, prefixes=asked, shift=shift, bits=bits)).values[0].numpy()
+        ends = counts.cumsum(2)  # (asked, columns, 2^bits)
+        for i, own in enumerate(which.ravel()):
+            digit = (ends[own] <= left[i, :, None]).sum(1)  # (columns,)
+            left[i] -= np.where(digit, ends[own][np.arange(columns), digit - 1], 0)
+            prefix[i] = prefix[i] << bits | digit
+    codes = np.where(prefix & 0x8000_0000, prefix ^ 0x8000_0000, ~prefix & 0xFFFF_FFFF)
+    low, high = np.split(codes.astype(np.uint32).view(np.float32).astype(np.float64), 2)  # (P, columns)
+    return low + (high - low) * (places - ranks[0])[:, None]
 
-    def at(rank: int) -> float:
-        upper_bits = int(np.searchsorted(ends, rank, "right"))
-        inside = rank - (int(ends[upper_bits - 1]) if upper_bits else 0)
-        code = upper_bits << 16 | int(np.searchsorted(np.cumsum(lower[upper_bits]), inside, "right"))
-        bits = code ^ 0x8000_0000 if code & 0x8000_0000 else ~code & 0xFFFF_FFFF
-        return float(np.array(bits, dtype=np.uint32).view(np.float32))
 
-    return at(low) + (at(high) - at(low)) * (place - low)
+def _digits(x: Tensor, prefixes: np.ndarray, shift: int, bits: int) -> Sum:
+    """Count the digits of `bits` bits from `shift` on of numbers that begin with a prefix: (prefixes, columns, 2^bits).
+
+    They are taken some at a time: as few as stay in the cache, but not fewer than there are counts.
+    """
+    columns, size = prefixes.shape[1], prefixes.shape[1] << bits
+    counts = np.zeros((len(prefixes), size), dtype=np.int64)
+    first = (np.arange(columns, dtype=np.uint32) << np.uint32(bits))[None]
+    for piece in x.detach().float().cpu().reshape(-1, columns).split(max(1, max(1 << 18, size) // columns)):
+        codes = _ordered(piece.contiguous().numpy())  # (n, columns)
+        digits = (codes >> np.uint32(shift) & np.uint32((1 << bits) - 1)) + first
+        for prefix, own in zip(prefixes.astype(np.uint32), counts, strict=True):
+            chosen = digits if shift + bits == 32 else digits[codes >> np.uint32(shift + bits) == prefix]
+            own += np.bincount(chosen.ravel(), minlength=size)
+    return Sum.of(torch.from_numpy(counts.reshape(len(prefixes), columns, -1)))
 
 
-def _ordered(parts: Iterable[Tensor]) -> Iterator[np.ndarray]:
-    """Yield numbers from 0 to 2^32 - 1 in the order of the floats, some at a time."""
-    for part in parts:
-        for piece in part.detach().float().cpu().contiguous().flatten().split(1 << 18):
-            bits = piece.numpy().view(np.uint32)
-            yield np.where(bits & 0x8000_0000, ~bits, bits | 0x8000_0000)
+def _ordered(x: np.ndarray) -> np.ndarray:
+    """Return numbers from 0 to 2^32 - 1 in the order of the floats."""
+    bits = x.view(np.uint32)
+    return np.where(bits & 0x8000_0000, ~bits, bits | 0x8000_0000)

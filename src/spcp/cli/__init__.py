@@ -7,6 +7,7 @@ imported before a command runs, so that `spcp --help` answers at once.
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 
@@ -40,7 +41,12 @@ def main() -> None:
         code = 130
     except Exception as error:
         code = _report(error)
-    sys.exit(code if isinstance(code, int) else 0)
+    code = code if isinstance(code, int) else 0
+    if "TORCHELASTIC_RUN_ID" in os.environ:  # under torchrun: at a usual end, torch's threads may abort the process
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _report(error: Exception) -> int:

@@ -39,7 +39,9 @@ def calibrate_command(
 
     [dim]spcp calibrate runs/digits-spcp-0 --alpha 0.01 --score knn[/dim]
     """
+    from .. import processes
     from ..calibration import calibrate_run, flagged_shares
+    from ..evaluation import Evaluation
 
     if run is not None and run.suffix == ".onnx":
         _calibrate_file(run, model, as_json)
@@ -47,6 +49,11 @@ def calibrate_command(
     (opened,) = open_runs([latest_run(run, model=model)], model)
     settings: Any = {"delta": delta, "by_class": by_class, "search": search, "truncate": truncate, "by": by}
     benchmark = opened.benchmark(bad="skip") if bad == "skip" else None  # else as the run has it
+    with processes.joined():
+        whole = Evaluation(opened, benchmark, truncate=truncate)
+        whole.make_banks(whole.benchmark.sets())
+        if processes.rank():  # the first of several does the rest
+            return
     detector, evaluation = calibrate_run(opened, score, alpha=alpha, benchmark=benchmark, **settings)
     rows = flagged_shares(detector, evaluation)
     show(rows, as_json, f"flagged as OOD at alpha = {alpha:g}", percent("flagged"))

@@ -28,8 +28,10 @@ def eval_command(
     """Evaluate every score on every OOD set, after one pass of the network over each.
 
     [dim]spcp eval runs/digits-spcp-0
-    spcp eval runs/* -s energy,knn -o results.csv[/dim]
+    spcp eval runs/* -s energy,knn -o results.csv
+    torchrun --nproc-per-node 2 -m spcp eval runs/digits-spcp-0    # the same numbers, by two processes[/dim]
     """
+    from .. import processes
     from ..data import load_benchmark
     from ..evaluation import CONVENTION, evaluate
     from ..files import written
@@ -44,11 +46,15 @@ def eval_command(
     if out is not None and len(opened) > 1 and out.suffix in (".md", ".tex"):
         raise InputError(f"{out}: can hold one run only; name a .csv or .json file, or use spcp report")
     rows: list[dict[str, Any]] = []
-    for run in opened:
-        options: Any = {"search": search, "full_spectrum": full_spectrum, "which": which, "truncate": truncate}
-        data = run.benchmark(bad=given) if benchmark is None else load_benchmark(benchmark, run.config.root, bad=given)
-        table = evaluate(run, data, names(scores), **options)
-        rows += [{"run": str(run.folder), **record} for record in table.records()]
+    with processes.joined():
+        for run in opened:
+            options: Any = {"search": search, "full_spectrum": full_spectrum, "which": which, "truncate": truncate}
+            root = run.config.root
+            data = run.benchmark(bad=given) if benchmark is None else load_benchmark(benchmark, root, bad=given)
+            table = evaluate(run, data, names(scores), **options)
+            rows += [{"run": str(run.folder), **record} for record in table.records()]
+        if processes.rank():  # the first of several shows and writes
+            return
     if out is not None:
         text = table.markdown() if out.suffix == ".md" else table.latex() if out.suffix == ".tex" else ""
         with written(out.expanduser()) as file:

@@ -11,6 +11,7 @@ from .consensus import Consensus as Consensus
 from .dice import DICE as DICE
 from .energy import Energy as Energy
 from .fdbd import FDBD as FDBD
+from .fitting import Fitting as Fitting
 from .gen import GEN as GEN
 from .gradnorm import GradNorm as GradNorm
 from .itp import ITP as ITP

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ..bank import SHARD, FeatureBank
+from ..bank import SHARD, FeatureBank, Part
 from ..errors import InputError
+from ..moments import Rows, Sum
 
 Role = Literal["train", "val"]
 
@@ -36,6 +37,7 @@ class Score(nn.Module):
     rows: ClassVar[int] = 1024  # scored together, so that intermediate results stay in the cache
     reads: ClassVar[Literal["outputs", "head", "weights"]] = "outputs"  # features and logits; the head; what is in it
     needs_inputs: ClassVar[bool] = False  # whether features and logits are not enough
+    spread: bool = False  # whether joined processes keep a share each of the rows that it was fitted on
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,12 +93,14 @@ class Score(nn.Module):
 
     @torch.no_grad()
     def scores(self, data: FeatureBank, head: nn.Linear) -> Tensor:
-        """Return the scores (N,) of a whole bank, computed part by part."""
-        device, scores = head.weight.device, []
-        for part in data.parts():
-            for h, z in zip(part.features.split(self.rows), part.logits.split(self.rows), strict=True):
-                scores.append(self(h.to(device), z.to(device), head).cpu())
-        return torch.cat(scores)
+        """Return the scores (N,) of a whole bank, computed part by part; joined processes share the parts."""
+        device = head.weight.device
+
+        def of(part: Part) -> Rows:
+            return Rows.of(self(part.features.to(device), part.logits.to(device), head).cpu())
+
+        spread = any(module.spread for module in self.modules() if isinstance(module, Score))
+        return data.merged(of, size=self.rows, everywhere=spread).tensor
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.state:  # fitted buffers have whatever size they came out with
@@ -143,3 +147,10 @@ def chunks(h: Tensor, width: int, budget: int = 1 << 24) -> tuple[Tensor, ...]:
 def unit(h: Tensor) -> Tensor:
     """Return the rows scaled to length 1."""
     return nn.functional.normalize(h, dim=1)
+
+
+def sums_by_class(rows: Tensor, z: Tensor) -> Sum:
+    """Return the sums of rows (N, ...) over the samples that are predicted as each class, and how many these are."""
+    predicted, num_classes = z.argmax(1), z.shape[1]
+    sums = torch.zeros(num_classes, rows.shape[1], dtype=torch.float64).index_add_(0, predicted, rows.double())
+    return Sum.of(sums, torch.bincount(predicted, minlength=num_classes).double())

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ..bank import FeatureBank
-from .base import Score
+from .base import Score, sums_by_class
 
 
 class KLM(Score):
@@ -23,12 +23,7 @@ class KLM(Score):
 
     def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Compute the mean predictions q_c; classes that are never predicted have none."""
-        sums = torch.zeros(data.num_classes, data.num_classes, dtype=torch.float64)
-        counts = torch.zeros(data.num_classes, dtype=torch.float64)
-        for _, z, *_ in data.parts():
-            predicted = z.argmax(1)
-            sums.index_add_(0, predicted, z.double().softmax(1))
-            counts += torch.bincount(predicted, minlength=data.num_classes)
+        sums, counts = data.merged(lambda part: sums_by_class(part.logits.double().softmax(1), part.logits)).values
         q = (sums / counts.clamp(min=1)[:, None])[counts > 0]
         self.log_q = q.clamp(min=torch.finfo(torch.float32).tiny).log().float()
         return self.to(head.weight.device)

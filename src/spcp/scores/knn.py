@@ -8,7 +8,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
+from .. import processes
 from ..bank import FeatureBank
+from ..files import let_go
 from .base import Score, unit
 
 ROWS, COLUMNS, BLOCK = 2048, 1024, 16  # a tile of similarities, and how many are looked at together
@@ -21,7 +23,7 @@ def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
     The product is made in tiles, which pack well and take little memory. Of a tile, only what exceeds the smallest of a
     row's k best so far can change them: after the first few that is next to nothing; the maxima of blocks show where.
     """
-    if torch.compiler.is_compiling() or not len(f):
+    if torch.compiler.is_compiling() or not len(f) or not len(bank):
         return (f @ bank.t()).topk(k, 1, sorted=False).values
     buffer = f.new_empty(min(ROWS, len(f)) * min(COLUMNS, len(bank)))
     tops = []
@@ -30,6 +32,7 @@ def top_similarities(f: Tensor, bank: Tensor, k: int) -> Tensor:
         for part in bank.split(COLUMNS):
             tile = buffer[: len(rows) * len(part)].view(len(rows), len(part))
             best = _better(best, torch.mm(rows, part.t(), out=tile), k)
+            let_go(part)
         tops.append(best)
     return torch.cat(tops)
 
@@ -71,11 +74,14 @@ class KNN(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Keep the training features, scaled to length 1."""
-        self.bank = torch.cat([unit(h) for h, *_ in data.parts()]).to(head.weight.device)
+        self.bank, self.spread = data.rows(lambda part: unit(part.features)).to(head.weight.device), data.is_spread
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Return minus the squared distance to the k-th nearest training sample, (B,)."""
         f = unit(h)  # of length 1, or 0 for a sample without any features on
-        near = top_similarities(f, self.bank, min(self.k, len(self.bank))).amin(1)
-        return 2 * near - 1 - f.square().sum(1)
+        near = top_similarities(f, self.bank, min(self.k, len(self.bank)))  # (B, k)
+        if self.spread:  # what each process has found; of that, the k largest
+            near = torch.cat(processes.gathered(near.cpu()), 1).to(f.device)
+            near = near.topk(min(self.k, near.shape[1]), 1, sorted=False).values
+        return 2 * near.amin(1) - 1 - f.square().sum(1)

@@ -8,11 +8,16 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..bank import FeatureBank
+from ..bank import FeatureBank, Part
+from ..moments import Rows
 from .base import Score, energy, unit
 from .knn import top_similarities
 
 LEAST = 200  # guides: a share of a small training set would leave fewer than k to choose from
+
+
+def _guides(part: Part) -> Rows:
+    return Rows.of(energy(part.logits)[:, None] * unit(part.features))
 
 
 class NNGuide(Score):
@@ -35,16 +40,10 @@ class NNGuide(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Keep some of the training features, scaled by their energy."""
-        count = max(min(LEAST, len(data)), round(self.share * len(data)))
+        rows = len(data)
         rng = torch.Generator().manual_seed(0)  # data may be in an order, such as class after class
-        chosen = torch.zeros(len(data), dtype=torch.bool)
-        chosen[torch.randperm(len(data), generator=rng)[:count]] = True
-        guides, start = [], 0
-        for h, z, *_ in data.parts():
-            rows = chosen[start : start + len(h)]
-            guides.append(energy(z[rows])[:, None] * unit(h[rows]))
-            start += len(h)
-        self.bank = torch.cat(guides).to(head.weight.device)
+        chosen = torch.randperm(rows, generator=rng)[: max(min(LEAST, rows), round(self.share * rows))]
+        self.bank = data.merged(_guides, chosen.sort().values).tensor.to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:

@@ -8,8 +8,10 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..bank import FeatureBank
-from .base import Score, chunks, unit
+from .. import processes
+from ..bank import SHARD, FeatureBank
+from ..files import let_go
+from .base import Score, unit
 
 
 class Relation(Score):
@@ -31,16 +33,24 @@ class Relation(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Keep the features and predicted probabilities of the training samples."""
-        self.bank = torch.cat([unit(h) for h, *_ in data.parts()])
-        self.predictions = torch.cat([z.softmax(1) for _, z, *_ in data.parts()])
+        self.bank = data.rows(lambda part: unit(part.features))
+        self.predictions = data.rows(lambda part: part.logits.softmax(1))
+        self.spread = data.is_spread
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Return the sum of the ties to all training samples, (B,)."""
-        sums = []
-        width = len(self.bank)
-        for f, p in zip(chunks(unit(h), width), chunks(z.softmax(1), width), strict=True):
-            ties = (f @ self.bank.t()).relu_().mul_(p @ self.predictions.t())
-            ties = torch.where(ties > self.least, ties, 0)
-            sums.append((ties if self.power == 1 else ties**self.power).sum(1))
-        return torch.cat(sums)
+        f, p, size = unit(h), z.softmax(1), len(self.bank) if torch.compiler.is_compiling() else SHARD
+        tiles = zip(self.bank.split(size), self.predictions.split(size), strict=True)
+        sums = torch.stack([self._ties(f, p, *tile) for tile in tiles])  # (tiles, B)
+        if self.spread:  # those of all processes, in the order of the training samples
+            sums = torch.cat(processes.gathered(sums[: len(self.bank)].cpu())).to(h.device)  # none of an empty share
+        return sums.sum(0)
+
+    def _ties(self, f: Tensor, p: Tensor, bank: Tensor, predictions: Tensor) -> Tensor:
+        """Return the sum of the ties to some training samples, (B,)."""
+        ties = (f @ bank.t()).relu_().mul_(p @ predictions.t())
+        ties = torch.where(ties > self.least, ties, 0)
+        let_go(bank)
+        let_go(predictions)
+        return (ties if self.power == 1 else ties**self.power).sum(1)

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Self
 
+import torch
 from torch import Tensor, nn
 
-from ..bank import FeatureBank
-from .base import Score
+from ..bank import FeatureBank, Part, class_of
+from ..moments import Sum
+from .base import Score, sums_by_class
+
+
+def _correct(part: Part) -> Sum:
+    right = part.logits.argmax(1) == class_of(part)
+    return sums_by_class(part.features[right], part.logits[right])
 
 
 class SHE(Score):
@@ -22,10 +29,9 @@ class SHE(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Compute the means; a class that is never predicted correctly stores the mean of all its samples."""
-        correct, every = data.moments(correct=True), data.moments()
-        means = every.mean.clone()
-        means[correct.count > 0] = correct.mean[correct.count > 0]
-        self.means = means[: data.num_classes].float().to(head.weight.device)
+        sums, count = data.merged(_correct).values
+        means = torch.where(count[:, None] > 0, sums / count.clamp(min=1)[:, None], data.moments().mean)
+        self.means = means.float().to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:

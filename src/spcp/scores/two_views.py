@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ..bank import FeatureBank
 from ..conformal import log_p_value
 from ..contributions import RhoNorm, clip_contributions, effective_threshold, plain_head, threshold_estimate
+from ..moments import Rows
 from .base import Score, energy, entering, head_logits
 
 
@@ -40,11 +41,11 @@ class TwoViews(Score):
         """Set the threshold, if the head has none, and keep the energies of the validation samples."""
         device, threshold = head.weight.device, effective_threshold(head)
         if threshold is None:
-            parts = [self._estimate(h.to(device), head) for h, *_ in data.parts()]
-            threshold = torch.cat(parts).double().mean().float()
+            estimates = data.merged(lambda part: Rows.of(self._estimate(part.features.to(device), head).cpu()))
+            threshold = estimates.tensor.double().mean().float().to(device)
         self.threshold = threshold.clone()
-        views = [self._views(h.to(device), head) for h, *_ in data.parts()]
-        self.plain, self.truncated = (torch.cat(view).double().sort().values for view in zip(*views, strict=True))
+        views = data.merged(lambda part: Rows.of(torch.stack(self._views(part.features.to(device), head), 1).cpu()))
+        self.plain, self.truncated = views.tensor.double().t().contiguous().sort().values
         return self.to(device)
 
     def _estimate(self, h: Tensor, head: nn.Linear) -> Tensor:

@@ -7,8 +7,9 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from ..bank import FeatureBank
+from ..bank import FeatureBank, Part
 from ..errors import InputError
+from ..moments import Sum
 from .base import Score, energy
 
 
@@ -45,11 +46,12 @@ class ViM(Score):
         scatter = data.moments().scatter_around(origin) / len(data)
         vectors = torch.linalg.eigh(scatter).eigenvectors  # by rising eigenvalues
         self.origin, self.residual = origin.float(), vectors[:, : size - dim].float().contiguous()
-        largest = length = torch.zeros((), dtype=torch.float64)
-        for h, z, *_ in data.parts():
-            largest, length = largest + z.amax(1).double().sum(), length + self._length(h).double().sum()
+        largest, length = data.merged(self._lengths).values
         self.alpha = (largest / length).float()
         return self.to(head.weight.device)
+
+    def _lengths(self, part: Part) -> Sum:
+        return Sum.of(part.logits.amax(1).double().sum(), self._length(part.features).double().sum())
 
     def _length(self, h: Tensor) -> Tensor:
         return ((h - self.origin) @ self.residual).norm(dim=1)

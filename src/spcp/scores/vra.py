@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Self
 
-import numpy as np
-import torch
 from torch import Tensor, nn
 
 from ..bank import FeatureBank
@@ -31,7 +29,8 @@ class VRA(Score):
 
     def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Set both limits to percentiles of all features of the validation set."""
-        self.limits = torch.tensor([data.percentile(p) for p in (self.low, self.high)], device=head.weight.device)
+        limits = data.percentiles((self.low, self.high), by_feature=False)
+        self.limits = limits.float().to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
@@ -48,7 +47,7 @@ class VRAP(Score):
 
     paper = VRA.paper
     formula = "logsumexp(W ([h >= a] min(h, c)) + b)"
-    cost = "one pass; the head once more; keeps 2 x D numbers; all N training features when it is fitted"
+    cost = "one pass; the head once more; keeps 2 x D numbers"
     reads = "head"
     ranges = VRA.ranges
     sweep = {"high": (80.0, 85.0, 90.0, 95.0, 99.0), "low": (50.0, 60.0, 65.0, 70.0)}  # the authors'
@@ -62,9 +61,8 @@ class VRAP(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Set the limits of each feature to percentiles over the training set."""
-        h = torch.cat([part.features for part in data.parts()]).float().numpy()
-        limits = np.stack([np.percentile(columns, (self.low, self.high)) for columns in h.T], 1)  # (2, D)
-        self.limits = torch.from_numpy(limits).float().to(head.weight.device)
+        limits = data.percentiles((self.low, self.high), by_feature=True)  # (2, D)
+        self.limits = limits.float().to(head.weight.device)
         return self
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:

@@ -1,0 +1,5 @@
+"""`python -m spcp`, and `torchrun -m spcp`."""
+
+from .cli import main
+
+main()
