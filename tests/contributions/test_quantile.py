@@ -84,7 +84,7 @@ def test_more_contributions_than_torch_quantile_takes() -> None:
 def test_native_with_more_classes_than_are_looked_at_first(rows: str, rho_norm: float) -> None:
     """A first look at a few rows sets a floor for more, and those for all: exact, however little the rows are alike."""
     torch.manual_seed(0)
-    h, W = torch.randn(6, 32).relu(), torch.randn(30_000, 32)
+    h, W = torch.randn(6, 32).relu(), torch.randn(10_000, 32)
     sizes = torch.randn(len(W)).mul(2).exp()
     W *= {
         "alike": torch.ones(len(W)),

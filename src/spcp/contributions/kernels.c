@@ -5,8 +5,9 @@
  *   spcp_excess       z[b,k] -= sum_d max(c - lam, 0)                            (corrects a GEMM, otherwise)
  *   spcp_excess_grad  dh, dW -= the terms of g W and g' h for which c > lam      (corrects two GEMMs, always)
  *   spcp_quantile     per sample, the quantile of its K*D contributions, exact, linearly interpolated
+ *   spcp_top          per sample, its largest contributions
  *
- * The last three are sparse and exact by one idea. Samples are packed side by side ("lanes") together with the
+ * The last four are sparse and exact by one idea. Samples are packed side by side ("lanes") together with the
  * extremes of each feature over them. The product is monotone and so is its rounding, so max_b fl(W[k,d] * h[b,d])
  * is reached at an extreme: one comparison tells whether any lane exceeds at (k, d), and most pairs are skipped.
  *
@@ -422,19 +423,30 @@ static void collect_enough(const float *W, i64 D, i64 rows, i64 step, const floa
     }
 }
 
-/* out[b]: the quantile `level` of the contributions of sample b; NaN unless its features and all weights are finite.
+/* The rank + 1 largest of h[d] * W[row][d], of which `last` is the smallest, in any order. */
+static void gather_top(const float *h, const float *W, i64 D, i64 rows, float last, i64 rank, float *top) {
+    i64 count = 0;
+    for (i64 r = 0; r < rows; r++)
+        for (i64 d0 = 0; d0 < D; d0 += TILE) {
+            int32_t at[TILE];
+            const float *w = W + r * D + d0;
+            const i64 above = within(h + d0, w, last, INFINITY, least(TILE, D - d0), at);
+            for (i64 i = 0; i < above && count <= rank; i++) top[count++] = w[at[i]] * h[d0 + at[i]];
+        }
+    while (count <= rank) top[count++] = last; /* others tie with it */
+}
+
+/* The contribution of each sample b that `rank` others precede from the top: out[b] goes from there by `fraction`
+ * towards the next larger one. With `top`: instead the rank + 1 largest, (B, rank + 1), in any order. NaN unless a
+ * sample's features and all weights are finite.
  *
- * Of n = K*D contributions the one of ascending position level*(n-1) is wanted: a high one, as a rule, so the
- * search starts at the top. Some rows give a floor that a few more than the wanted number exceed; what exceeds
+ * The rank is low, as a rule, so the search starts at the top. Some rows give a floor that a few more than the wanted number exceed; what exceeds
  * it is collected from all rows, and the rank selected among that. With many classes even some rows are many: then the
  * floor that is used on them comes from fewer. Where that fails (few contributions, a quantile at or below zero, many
  * ties) it is selected among all of them, more slowly. */
-int spcp_quantile(const float *h, const float *W, double level, float *out, i64 B, i64 D, i64 K, int threads) {
+static int largest(const float *h, const float *W, i64 rank, double fraction, float *out, float *top, i64 B, i64 D,
+                   i64 K, int threads) {
     const i64 n = D * K;
-    const double position = level * (double)(n - 1);
-    const i64 lower = least((i64)position, n > 1 ? n - 2 : 0), rank = n - 1 - lower;
-    const double fraction = position - (double)lower;
-
     const int sparse = n > 16384 && rank < n / 16;
     const i64 rows = least(K, rank ? ceil_div(12 * K, rank) : K); /* that tell of the rank */
     const double expected = (double)rank * rows / K, deviation = sqrt(expected);
@@ -491,17 +503,32 @@ int spcp_quantile(const float *h, const float *W, double level, float *out, i64 
             for (i64 b = first; b < last; b++) {
                 const float *sample = h + b * D;
                 const i64 collected = sparse ? count[b - first] : 0;
+                const int few = collected > rank && collected <= capacity;
+                const float *terms = few ? kept + (b - first) * capacity : W, *factors = few ? ones : sample;
+                const i64 width = few ? collected : D, height = few ? 1 : K;
                 if (!weights_finite || !all_finite(sample, D)) {
-                    out[b] = NAN;
+                    for (i64 i = 0; i <= (top ? rank : 0); i++) (top ? top + b * (rank + 1) : out + b)[i] = NAN;
                     continue;
                 }
-                if (collected > rank && collected <= capacity)
-                    out[b] = select_rank(ones, kept + (b - first) * capacity, collected, 1, rank, fraction, previous);
-                else out[b] = select_rank(sample, W, D, K, rank, fraction, previous);
-                previous = out[b];
+                previous = select_rank(factors, terms, width, height, rank, fraction, previous);
+                if (top) gather_top(factors, terms, width, height, previous, rank, top + b * (rank + 1));
+                else out[b] = previous;
             }
         }
     }
     free(scratch);
     return 0;
+}
+
+/* Of n = K*D contributions the one of ascending position level*(n-1), linearly interpolated. */
+int spcp_quantile(const float *h, const float *W, double level, float *out, i64 B, i64 D, i64 K, int threads) {
+    const i64 n = D * K;
+    const double position = level * (double)(n - 1);
+    const i64 lower = least((i64)position, n > 1 ? n - 2 : 0);
+    return largest(h, W, n - 1 - lower, position - (double)lower, out, NULL, B, D, K, threads);
+}
+
+/* The `count` largest contributions of each sample, (B, count), in any order. */
+int spcp_top(const float *h, const float *W, i64 count, float *top, i64 B, i64 D, i64 K, int threads) {
+    return largest(h, W, count - 1, 0, NULL, top, B, D, K, threads);
 }
