@@ -78,10 +78,17 @@ class Moments:
 
 
 def merged_moments(parts: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_features: int) -> Moments:
-    """Merge the moments of parts, each features (N, D) and labels (N,)."""
+    """Merge the moments of parts, each features (N, D) and labels (N,).
+
+    A part changes the moments of its own classes only, so its cost does not depend on how many there are in all.
+    """
     whole = Moments.empty(num_classes, num_features)
     for h, y in parts:
-        whole = whole.merge(Moments.of(h, y, num_classes))
+        classes, places = y.cpu().unique(return_inverse=True)
+        before = Moments(whole.count[classes], whole.mean[classes], whole.squares[classes], whole.scatter)
+        after = before.merge(Moments.of(h, places, len(classes)))
+        whole.count[classes], whole.mean[classes], whole.squares[classes] = after.count, after.mean, after.squares
+        whole.scatter = after.scatter
     return whole
 
 
