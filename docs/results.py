@@ -16,7 +16,7 @@ from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged
 from spcp.experiments.catalogue import BOTH_HEADS, PLAIN_HEAD
 from spcp.experiments.outcome import Cell, ClaimResult
 from spcp.experiments.page import context, number_text
-from spcp.report.figures import INK, as_svg
+from spcp.report.figures import as_svg, for_both_schemes
 from spcp.report.page import render
 
 DOCS = Path(__file__).parent
@@ -53,19 +53,12 @@ def take_over(folder: Path) -> None:
                     if drawn
                     else (path.parent / "figures" / f"{kind}.svg").read_text()
                 )
-                (KEPT / budget / f"{outcome.name}-{kind}.svg").write_text(_for_both_schemes(svg))
+                (KEPT / budget / f"{outcome.name}-{kind}.svg").write_text(for_both_schemes(svg))
     for budget, by_name in outcomes().items():
         if "ablation-rho" in by_name:
             arms, title = _arms(by_name["ablation-rho"]), SETTINGS[budget]
             figure, _ = drawing.summary(by_name["ablation-rho"], arms, title)
-            (KEPT / budget / "summary.svg").write_text(_for_both_schemes(as_svg(figure)))
-
-
-def _for_both_schemes(svg: str) -> str:
-    """Let the text of a picture be dark on a light page and light on a dark one."""
-    style = "<style>svg{color:#1a1a1a}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
-    head, tag, rest = svg.partition("<defs>")
-    return (head + style + tag + rest).replace(INK, "currentColor")
+            (KEPT / budget / "summary.svg").write_text(for_both_schemes(as_svg(figure)))
 
 
 def _current(outcome: Outcome) -> bool:

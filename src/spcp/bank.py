@@ -231,7 +231,7 @@ class FeatureBank:
             unlabelled = sum(int((part.labels < 0).sum()) for part in self._parts)
             if unlabelled:
                 _log.warning("%d of %d samples have no label; their predicted classes stand in", unlabelled, len(self))
-            self._moments = self.merged(_moments)
+            self._moments = self.merged(_moments).over(self.num_classes)
         return self._moments
 
     def percentile(self, percent: float) -> float:
@@ -259,7 +259,7 @@ def class_of(part: Part) -> Tensor:
 
 
 def _moments(part: Part) -> Moments:
-    return Moments.of(part.features, class_of(part), part.logits.shape[1])
+    return Moments.of(part.features, class_of(part))
 
 
 def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:

@@ -68,52 +68,85 @@ class Rows:
         return torch.cat(self.parts)
 
 
+def _places(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the classes of both, ascending, and where those of `a` and of `b` are among them."""
+    classes = torch.cat([a, b]).unique()
+    return classes, torch.searchsorted(classes, a), torch.searchsorted(classes, b)
+
+
+def _spread(rows: Tensor, places: Tensor, count: int) -> Tensor:
+    """Return `count` rows: these at their places, and zeros elsewhere."""
+    return rows.new_zeros(count, *rows.shape[1:]).index_copy_(0, places, rows)
+
+
+@dataclass
+class ClassSums:
+    """Sums of rows by class, in float64, for the classes that occur: those of many classes fit in memory."""
+
+    classes: Tensor  # (C,) ascending
+    count: Tensor  # (C,)
+    sums: Tensor  # (C, M)
+
+    @classmethod
+    def of(cls, rows: Tensor, y: Tensor) -> ClassSums:
+        """Return the sums of rows (N, M) with classes (N,)."""
+        classes, places, count = y.unique(return_inverse=True, return_counts=True)
+        sums = torch.zeros(len(classes), rows.shape[1], dtype=torch.float64).index_add_(0, places, rows.double())
+        return cls(classes, count, sums)
+
+    def merge(self, other: ClassSums) -> ClassSums:
+        """Return the sums of the rows of both."""
+        classes, mine, theirs = _places(self.classes, other.classes)
+        count, sums = (_spread(tensor, mine, len(classes)) for tensor in (self.count, self.sums))
+        return ClassSums(classes, count.index_add_(0, theirs, other.count), sums.index_add_(0, theirs, other.sums))
+
+
 @dataclass
 class Moments:
     """Counts, means and scatter of features by class, in float64.
 
     Rows are centred before they are multiplied, and parts are joined as Chan et al. (1983) do it, so a large common
-    mean costs no digits.
+    mean costs no digits. Classes that do not occur have no row, so that a part costs the same whatever their number.
     """
 
-    count: Tensor  # (K,)
-    mean: Tensor  # (K, D)
-    squares: Tensor  # (K, D) sum over a class of (h - its mean)^2
+    classes: Tensor  # (C,) ascending
+    count: Tensor  # (C,)
+    mean: Tensor  # (C, D)
+    squares: Tensor  # (C, D) sum over a class of (h - its mean)^2
     scatter: Tensor  # (D, D) sum over all of (h - mean of its class) (h - mean of its class)'
 
     @classmethod
-    def empty(cls, num_classes: int, num_features: int) -> Moments:
-        """Return the moments of no rows."""
-        zeros = torch.zeros(num_classes, num_features, dtype=torch.float64)
-        return cls(
-            zeros[:, 0].clone(), zeros, zeros.clone(), torch.zeros(num_features, num_features, dtype=torch.float64)
-        )
-
-    @classmethod
-    def of(cls, h: Tensor, y: Tensor, num_classes: int) -> Moments:
+    def of(cls, h: Tensor, y: Tensor) -> Moments:
         """Return the moments of features (N, D) with labels (N,)."""
-        part = cls.empty(num_classes, h.shape[1])
-        h, y = h.detach().cpu().double(), y.cpu()
-        part.count = torch.bincount(y, minlength=num_classes).double()
-        part.mean.index_add_(0, y, h)
-        part.mean /= part.count.clamp(min=1)[:, None]
-        centred = h - part.mean[y]
-        part.squares.index_add_(0, y, centred.square())
-        part.scatter = centred.t() @ centred  # in float64, or its rank would be lost in rounding
-        return part
+        h = h.detach().cpu().double()
+        classes, places, count = y.cpu().unique(return_inverse=True, return_counts=True)
+        zeros = torch.zeros(len(classes), h.shape[1], dtype=torch.float64)
+        mean = zeros.index_add(0, places, h) / count[:, None]
+        centred = h - mean[places]
+        squares = zeros.index_add_(0, places, centred.square())
+        return cls(classes, count.double(), mean, squares, centred.t() @ centred)  # float32 would lose the rank
 
     def merge(self, other: Moments) -> Moments:
         """Return the moments of the rows of both, without another look at the rows."""
-        count = self.count + other.count
-        share = (other.count / count.clamp(min=1))[:, None]
-        step = other.mean - self.mean
-        weight = self.count[:, None] * share  # n_a n_b / (n_a + n_b)
-        return Moments(
-            count,
-            self.mean + share * step,
-            self.squares + other.squares + weight * step.square(),
-            self.scatter + other.scatter + step.t() @ (weight * step),
+        classes, mine, theirs = _places(self.classes, other.classes)
+        count, mean, squares = (
+            _spread(tensor, mine, len(classes)) for tensor in (self.count, self.mean, self.squares)
         )
+        before = count[theirs]
+        share = other.count / (before + other.count)
+        step = other.mean - mean[theirs]
+        weight = (before * share)[:, None]  # n_a n_b / (n_a + n_b)
+        count.index_add_(0, theirs, other.count)
+        mean.index_add_(0, theirs, share[:, None] * step)
+        squares.index_add_(0, theirs, other.squares + weight * step.square())
+        return Moments(classes, count, mean, squares, self.scatter + other.scatter + step.t() @ (weight * step))
+
+    def over(self, num_classes: int) -> Moments:
+        """Return the same with a row for each class: those that do not occur have zeros."""
+        count, mean, squares = (
+            _spread(tensor, self.classes, num_classes) for tensor in (self.count, self.mean, self.squares)
+        )
+        return Moments(torch.arange(num_classes), count, mean, squares, self.scatter)
 
     @property
     def rows(self) -> float:

@@ -78,6 +78,32 @@ def test_more_contributions_than_torch_quantile_takes() -> None:
         torch.testing.assert_close(q, expected)
 
 
+@needs_compiler
+@pytest.mark.parametrize("rows", ["alike", "of all sizes", "sorted by size", "few", "tied"])
+@pytest.mark.parametrize("rho_norm", [0.02, 0.4, 50.0])
+def test_native_with_more_classes_than_are_looked_at_first(rows: str, rho_norm: float) -> None:
+    """A first look at a few rows sets a floor for more, and those for all: exact, however little the rows are alike."""
+    torch.manual_seed(0)
+    h, W = torch.randn(6, 32).relu(), torch.randn(10_000, 32)
+    sizes = torch.randn(len(W)).mul(2).exp()
+    W *= {
+        "alike": torch.ones(len(W)),
+        "of all sizes": sizes,
+        "sorted by size": sizes.sort().values,
+        "few": (torch.arange(len(W)) % 1009 == 5).float(),
+        "tied": torch.ones(len(W)),
+    }[rows][:, None]
+    W = W.round() if rows == "tied" else W
+    h[3] = 0
+    h[4] *= 1e-3  # the floor of the sample before is far too high
+    level = 1 - rho_norm / len(W)
+    position = level * (W.numel() - 1)
+    dense = torch.stack([(row * W).flatten().sort().values for row in h]).double()
+    lower, upper = dense[:, int(position)], dense[:, min(int(position) + 1, W.numel() - 1)]
+    expected = torch.lerp(lower, upper, position - int(position)).float()
+    torch.testing.assert_close(native.quantile(h, W, level), expected)
+
+
 def test_shapes_dtypes_and_gradient() -> None:
     h, W, *_ = make((24, 8, 5), "signed", 0)
     q = contribution_quantile(h, W.requires_grad_(), 0.8)

@@ -44,13 +44,27 @@ def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
     lower = min(int(position), max(n - 2, 0))
     fraction, rank = position - lower, n - 1 - lower  # rank: places from the largest, which is 0
     out = h.new_empty(h.shape[0])
-    for start in range(0, h.shape[0], max(1, CHUNK // n)):
-        rows = slice(start, start + max(1, CHUNK // n))
-        c = (h[rows, None, :] * W).flatten(1)  # (rows, K*D)
-        largest = c.topk(rank + 1).values
+    for rows, largest in _largest(h, W, rank + 1):
         out[rows] = torch.lerp(largest[:, rank], largest[:, max(rank - 1, 0)], fraction)
-    finite = h.isfinite().all(1) & W.isfinite().all()
-    return out.masked_fill_(~finite, torch.nan)
+    return out.masked_fill_(~_finite(h, W), torch.nan)
+
+
+def top(h: Tensor, W: Tensor, count: int) -> Tensor:
+    """Return for each sample its `count` largest contributions, (B, count), in any order."""
+    out = torch.cat([largest for _, largest in _largest(h, W, count)])
+    return out.masked_fill_(~_finite(h, W)[:, None], torch.nan)
+
+
+def _largest(h: Tensor, W: Tensor, count: int) -> Iterator[tuple[slice, Tensor]]:
+    """Yield rows of h and their `count` largest contributions, the largest first, some rows at a time."""
+    step = max(1, CHUNK // W.numel())
+    for start in range(0, h.shape[0], step):
+        rows = slice(start, start + step)
+        yield rows, (h[rows, None, :] * W).flatten(1).topk(count).values
+
+
+def _finite(h: Tensor, W: Tensor) -> Tensor:
+    return h.isfinite().all(1) & W.isfinite().all()
 
 
 def _chunks(h: Tensor, W: Tensor) -> Iterator[tuple[slice, slice]]:

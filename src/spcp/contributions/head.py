@@ -138,10 +138,22 @@ class SPCPLinear(nn.Linear):
         if not self.training and not torch.compiler.is_compiling():
             self._warn_if_never_trained()
         if not self.truncation.applies(training=self.training):
-            return F.linear(input, self.weight, self.bias)
+            return self._logits(input, None)
         # The copy is what the backward pass will see, whatever further steps do to the threshold before it.
-        threshold = self.threshold.clone() if torch.is_grad_enabled() else self.threshold
-        return clip_contributions(input, self.weight, self.bias, threshold)
+        return self._logits(input, self.threshold.clone() if torch.is_grad_enabled() else self.threshold)
+
+    def _logits(self, h: Tensor, threshold: Tensor | None) -> Tensor:
+        """Return the logits of features, their contributions truncated at `threshold`, if there is one."""
+        W, b = self._held()
+        return F.linear(h, W, b) if threshold is None else clip_contributions(h, W, b, threshold)
+
+    def _held(self) -> tuple[Tensor, Tensor | None]:
+        """Return the weights and the bias of the classes that this process holds: all."""
+        return self.weight, self.bias
+
+    def _replicas(self) -> int:
+        """Return how many processes there are that train on other samples, and this one."""
+        return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
     @property
     def is_adaptive(self) -> bool:
@@ -168,7 +180,11 @@ class SPCPLinear(nn.Linear):
         subset = self.truncation.subset
         if subset is None or subset >= h.shape[0]:
             return h
-        return h[torch.randperm(h.shape[0], device=h.device)[:subset]]
+        return h[self._drawn(torch.randperm(h.shape[0], device=h.device)[:subset])]
+
+    def _drawn(self, rows: Tensor) -> Tensor:
+        """Return the rows that were drawn at random: all processes may draw other ones."""
+        return rows
 
     def estimate(self, h: Tensor) -> Tensor:
         """Estimate the threshold from each sample, (B,), of features (B, D); their moving average is the threshold."""
@@ -177,7 +193,7 @@ class SPCPLinear(nn.Linear):
     def _update(self, h: Tensor) -> None:
         """Move the threshold towards the mean, over the global batch, of the samples' estimates."""
         estimates = self.estimate(h)  # (B,)
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        if self._replicas() > 1:
             total = torch.stack([estimates.sum(), estimates.new_full((), h.shape[0])])  # sum and count
             dist.all_reduce(total)
             estimate = torch.where(total[1] > 0, total[0] / total[1], self.threshold)
@@ -185,8 +201,9 @@ class SPCPLinear(nn.Linear):
             return
         else:
             estimate = estimates.mean()
-        if self.bias is not None:
-            estimate = estimate + 0 * self.bias.detach().sum()  # NaN if the logits are going to be
+        bias = self._held()[1]
+        if bias is not None:
+            estimate = estimate + 0 * bias.detach().sum()  # NaN if the logits are going to be
         # What is not finite never enters. A CPU raises an error at once. Elsewhere the step is noted and the error
         # raised at the next look, since to ask a GPU is to wait for it.
         if h.device.type != "cpu" or torch.compiler.is_compiling():

@@ -5,8 +5,9 @@
  *   spcp_excess       z[b,k] -= sum_d max(c - lam, 0)                            (corrects a GEMM, otherwise)
  *   spcp_excess_grad  dh, dW -= the terms of g W and g' h for which c > lam      (corrects two GEMMs, always)
  *   spcp_quantile     per sample, the quantile of its K*D contributions, exact, linearly interpolated
+ *   spcp_top          per sample, its largest contributions
  *
- * The last three are sparse and exact by one idea. Samples are packed side by side ("lanes") together with the
+ * The last four are sparse and exact by one idea. Samples are packed side by side ("lanes") together with the
  * extremes of each feature over them. The product is monotone and so is its rounding, so max_b fl(W[k,d] * h[b,d])
  * is reached at an extreme: one comparison tells whether any lane exceeds at (k, d), and most pairs are skipped.
  *
@@ -27,6 +28,7 @@
 #define TILE 128          /* features at a time */
 #define CANCELLED 4       /* times as large as the rest, an excess has cost the logit two bits */
 #define SMALL 32          /* a bracket of so few contributions is sorted out one by one */
+#define GLANCE (1 << 16)  /* contributions of a first look at a sample: they stay in cache for the next samples */
 
 typedef int64_t i64;
 typedef float vec __attribute__((vector_size(32), aligned(4), may_alias));
@@ -374,13 +376,13 @@ VECTORIZED static uint64_t lanes_above(float x, const float *restrict lane, cons
     return (uint64_t)h << 32 | l;
 }
 
-/* Collects, for LANES samples at once, all contributions above each sample's floor (> 0). */
-static void collect(const float *W, i64 D, i64 K, const float *lanes, const float *high, const float *low,
+/* Collects, for LANES samples at once, all contributions above each sample's floor (> 0), in every step-th row. */
+static void collect(const float *W, i64 D, i64 rows, i64 step, const float *lanes, const float *high, const float *low,
                     const float *floor_, float *kept, i64 capacity, i64 *count) {
     int32_t at[TILE];
-    for (i64 k = 0; k < K; k++)
+    for (i64 r = 0; r < rows; r++)
         for (i64 d0 = 0; d0 < D; d0 += TILE) {
-            const float *w = W + k * D + d0;
+            const float *w = W + r * step * D + d0;
             /* high and low hold extremes of h / floor, each rounded twice: hence a little below 1. */
             const i64 features = exceeding(w, high + d0, low + d0, 0.999999f, least(TILE, D - d0), at);
             for (i64 i = 0; i < features; i++) {
@@ -394,23 +396,65 @@ static void collect(const float *W, i64 D, i64 K, const float *lanes, const floa
         }
 }
 
-/* out[b]: the quantile `level` of the contributions of sample b; NaN unless its features and all weights are finite.
- *
- * Of n = K*D contributions the one of ascending position level*(n-1) is wanted: a high one, as a rule, so the
- * search starts at the top. Every step-th row gives a floor that a few more than the wanted number exceed; what exceeds
- * it is collected from all rows, and the rank selected among that. Where that fails (few contributions, a quantile
- * at or below zero, many ties) it is selected among all of them, more slowly. */
-int spcp_quantile(const float *h, const float *W, double level, float *out, i64 B, i64 D, i64 K, int threads) {
-    const i64 n = D * K;
-    const double position = level * (double)(n - 1);
-    const i64 lower = least((i64)position, n > 1 ? n - 2 : 0), rank = n - 1 - lower;
-    const double fraction = position - (double)lower;
+/* The same, again with another floor for samples of which fewer than `fewest` or more than `capacity` were collected:
+ * one that about `aim` exceed. Near the top their number falls like a power of the floor, and the median of what was
+ * collected tells which. `ones`: as many as the capacity. */
+static void collect_enough(const float *W, i64 D, i64 rows, i64 step, const float *lanes, float *extreme,
+                           float *floor_, float *kept, i64 capacity, i64 *count, i64 fewest, float aim,
+                           const float *ones) {
+    float sought[LANES], scale[LANES];
+    for (int j = 0; j < LANES; j++) sought[j] = floor_[j], count[j] = 0;
+    for (int attempt = 0, missed = 1; missed && attempt < 3; attempt++) {
+        for (int j = 0; j < LANES; j++) scale[j] = 1 / sought[j];
+        extremes(lanes, D, scale, extreme, extreme + D);
+        collect(W, D, rows, step, lanes, extreme, extreme + D, sought, kept, capacity, count);
+        missed = 0;
+        for (int j = 0; j < LANES; j++) {
+            const i64 held = least(count[j], capacity);
+            const int enough = count[j] >= fewest && count[j] <= capacity;
+            if (sought[j] == INFINITY || attempt == 2) continue;
+            sought[j] = INFINITY;
+            if (enough || held < 8) continue;
+            const float middle = select_rank(ones, kept + j * capacity, held, 1, held / 2, 0, floor_[j]);
+            const float t = floor_[j] * powf(floor_[j] / middle, log2f(aim / (float)count[j]));
+            if (!(t > 0 && t <= FLT_MAX)) continue;
+            floor_[j] = sought[j] = t, count[j] = 0, missed = 1;
+        }
+    }
+}
 
+/* The rank + 1 largest of h[d] * W[row][d], of which `last` is the smallest, in any order. */
+static void gather_top(const float *h, const float *W, i64 D, i64 rows, float last, i64 rank, float *top) {
+    i64 count = 0;
+    for (i64 r = 0; r < rows; r++)
+        for (i64 d0 = 0; d0 < D; d0 += TILE) {
+            int32_t at[TILE];
+            const float *w = W + r * D + d0;
+            const i64 above = within(h + d0, w, last, INFINITY, least(TILE, D - d0), at);
+            for (i64 i = 0; i < above && count <= rank; i++) top[count++] = w[at[i]] * h[d0 + at[i]];
+        }
+    while (count <= rank) top[count++] = last; /* others tie with it */
+}
+
+/* The contribution of each sample b that `rank` others precede from the top: out[b] goes from there by `fraction`
+ * towards the next larger one. With `top`: instead the rank + 1 largest, (B, rank + 1), in any order. NaN unless a
+ * sample's features and all weights are finite.
+ *
+ * The rank is low, as a rule, so the search starts at the top. Some rows give a floor that a few more than the wanted number exceed; what exceeds
+ * it is collected from all rows, and the rank selected among that. With many classes even some rows are many: then the
+ * floor that is used on them comes from fewer. Where that fails (few contributions, a quantile at or below zero, many
+ * ties) it is selected among all of them, more slowly. */
+static int largest(const float *h, const float *W, i64 rank, double fraction, float *out, float *top, i64 B, i64 D,
+                   i64 K, int threads) {
+    const i64 n = D * K;
     const int sparse = n > 16384 && rank < n / 16;
-    i64 rows = least(K, rank ? ceil_div(12 * K, rank) : K);
+    const i64 rows = least(K, rank ? ceil_div(12 * K, rank) : K); /* that tell of the rank */
     const double expected = (double)rank * rows / K, deviation = sqrt(expected);
     const i64 fewest = (i64)(expected + 2 * deviation + 1), most = (i64)(expected + 3.5 * deviation + 3);
-    const i64 capacity = sparse ? 2 * (i64)((double)most * K / rows) : 0;
+    const double wanted = 0.5 * (double)(fewest + most) * K / rows;
+    const i64 glance = rows * D > 4 * GLANCE ? ceil_div(GLANCE, D) : rows; /* rows to look at first */
+    i64 capacity = sparse ? 2 * (i64)((double)most * K / rows) : 0;
+    if (sparse && glance < rows && capacity < 32 * rows / glance) capacity = 32 * rows / glance;
 
     int weights_finite = 1;
 #pragma omp parallel for num_threads(threads) reduction(&& : weights_finite)
@@ -418,7 +462,7 @@ int spcp_quantile(const float *h, const float *W, double level, float *out, i64 
 
     const i64 share = least(LANES, ceil_div(B, threads)); /* samples at a time: every thread gets some */
     const i64 groups = ceil_div(B, share);
-    const i64 floats = D * (LANES + 2) + LANES * (capacity + 2);
+    const i64 floats = D * (LANES + 2) + LANES * (capacity + 1);
     const i64 per_thread = ceil_div(sizeof(float) * floats + sizeof(i64) * LANES, 64) * 64;
     char *scratch = scratch_of(per_thread * threads + sizeof(float) * capacity);
     if (!scratch) return -1;
@@ -428,38 +472,63 @@ int spcp_quantile(const float *h, const float *W, double level, float *out, i64 
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int thread = 0; thread < threads; thread++) {
         i64 *count = (i64 *)(scratch + per_thread * thread);
-        float *lanes = (float *)(count + LANES), *high = lanes + D * LANES, *low = high + D, *floor_ = low + D;
-        float *scale = floor_ + LANES, *kept = scale + LANES;
+        float *lanes = (float *)(count + LANES), *extreme = lanes + D * LANES, *floor_ = extreme + 2 * D;
+        float *kept = floor_ + LANES;
         float guess = 0, power = 8, previous = 0;
         for (i64 g = thread; g < groups; g += threads) {
             const i64 first = g * share, last = least(first + share, B);
             if (sparse) {
+                const i64 least_of_glance = glance < rows ? 8 : fewest, most_of_glance = glance < rows ? 16 : most;
                 for (i64 j = 0; j < LANES; j++) {
                     const int real = first + j < last;
                     if (real)
-                        guess = positive_guess(h + (first + j) * D, W, D, rows, K / rows, fewest, most, guess, &power);
+                        guess = positive_guess(h + (first + j) * D, W, D, glance, K / glance, least_of_glance,
+                                               most_of_glance, guess, &power);
                     floor_[j] = real && guess > 0 ? guess : INFINITY;
-                    scale[j] = 1 / floor_[j];
-                    count[j] = 0;
                 }
                 pack(h, B, D, first, lanes);
-                extremes(lanes, D, scale, high, low);
-                collect(W, D, K, lanes, high, low, floor_, kept, capacity, count);
+                if (glance < rows) {
+                    collect_enough(W, D, rows, K / rows, lanes, extreme, floor_, kept, capacity, count, most,
+                                   4 * (float)most, ones);
+                    for (i64 j = 0; j < LANES; j++) {
+                        if (count[j] >= most && count[j] <= capacity)
+                            floor_[j] = select_rank(ones, kept + j * capacity, count[j], 1, (fewest + most) / 2, 0,
+                                                    floor_[j]);
+                        else floor_[j] = INFINITY;
+                    }
+                }
+                collect_enough(W, D, K, 1, lanes, extreme, floor_, kept, capacity, count, rank + 1, (float)wanted,
+                               ones);
             }
             for (i64 b = first; b < last; b++) {
                 const float *sample = h + b * D;
                 const i64 collected = sparse ? count[b - first] : 0;
+                const int few = collected > rank && collected <= capacity;
+                const float *terms = few ? kept + (b - first) * capacity : W, *factors = few ? ones : sample;
+                const i64 width = few ? collected : D, height = few ? 1 : K;
                 if (!weights_finite || !all_finite(sample, D)) {
-                    out[b] = NAN;
+                    for (i64 i = 0; i <= (top ? rank : 0); i++) (top ? top + b * (rank + 1) : out + b)[i] = NAN;
                     continue;
                 }
-                if (collected > rank && collected <= capacity)
-                    out[b] = select_rank(ones, kept + (b - first) * capacity, collected, 1, rank, fraction, previous);
-                else out[b] = select_rank(sample, W, D, K, rank, fraction, previous);
-                previous = out[b];
+                previous = select_rank(factors, terms, width, height, rank, fraction, previous);
+                if (top) gather_top(factors, terms, width, height, previous, rank, top + b * (rank + 1));
+                else out[b] = previous;
             }
         }
     }
     free(scratch);
     return 0;
+}
+
+/* Of n = K*D contributions the one of ascending position level*(n-1), linearly interpolated. */
+int spcp_quantile(const float *h, const float *W, double level, float *out, i64 B, i64 D, i64 K, int threads) {
+    const i64 n = D * K;
+    const double position = level * (double)(n - 1);
+    const i64 lower = least((i64)position, n > 1 ? n - 2 : 0);
+    return largest(h, W, n - 1 - lower, position - (double)lower, out, NULL, B, D, K, threads);
+}
+
+/* The `count` largest contributions of each sample, (B, count), in any order. */
+int spcp_top(const float *h, const float *W, i64 count, float *top, i64 B, i64 D, i64 K, int threads) {
+    return largest(h, W, count - 1, 0, NULL, top, B, D, K, threads);
 }

@@ -25,6 +25,7 @@ _library = load_library(
         "spcp_excess": [_pointer, _pointer, _pointer, _real, _pointer, *_sizes],
         "spcp_excess_grad": [_pointer, _pointer, _pointer, _real, _pointer, _pointer, *_sizes],
         "spcp_quantile": [_pointer, _pointer, ctypes.c_double, _pointer, *_sizes],
+        "spcp_top": [_pointer, _pointer, ctypes.c_int64, _pointer, *_sizes],
     },
 )
 
@@ -67,6 +68,13 @@ def quantile(h: Tensor, W: Tensor, level: float) -> Tensor:
     """Return for each sample the quantile `level` of its K*D contributions, linearly interpolated."""
     out = h.new_empty(h.shape[0])
     _run("spcp_quantile", h.contiguous(), W.contiguous(), level, out)
+    return out
+
+
+def top(h: Tensor, W: Tensor, count: int) -> Tensor:
+    """Return for each sample its `count` largest contributions, (B, count), in any order."""
+    out = h.new_empty(h.shape[0], count)
+    _run("spcp_top", h.contiguous(), W.contiguous(), count, out)
     return out
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .eager import top as top  # in plain PyTorch: the quantile kernel keeps no list
+
 if importlib.util.find_spec("triton") is None:  # Triton has no build for some platforms
     triton: Any = None
 else:

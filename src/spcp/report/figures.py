@@ -236,6 +236,13 @@ def as_svg(figure: Any) -> str:
     return str(figure.drawn_svg)
 
 
+def for_both_schemes(svg: str) -> str:
+    """Let the text of a picture be dark on a light page and light on a dark one."""
+    style = "<style>svg{color:#1a1a1a}@media(prefers-color-scheme:dark){svg{color:#e6e6e6}}</style>"
+    head, tag, rest = svg.partition("<defs>")
+    return (head + style + tag + rest).replace(INK, "currentColor")
+
+
 def inline(figure: Any, label: str) -> str:
     """Return the figure as SVG to be put into a page, in its colour of text."""
     text = as_svg(figure)

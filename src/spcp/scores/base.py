@@ -13,7 +13,7 @@ from torch.func import functional_call
 
 from ..bank import SHARD, FeatureBank, Part
 from ..errors import InputError
-from ..moments import Rows, Sum
+from ..moments import Rows
 
 Role = Literal["train", "val"]
 
@@ -147,10 +147,3 @@ def chunks(h: Tensor, width: int, budget: int = 1 << 24) -> tuple[Tensor, ...]:
 def unit(h: Tensor) -> Tensor:
     """Return the rows scaled to length 1."""
     return nn.functional.normalize(h, dim=1)
-
-
-def sums_by_class(rows: Tensor, z: Tensor) -> Sum:
-    """Return the sums of rows (N, ...) over the samples that are predicted as each class, and how many these are."""
-    predicted, num_classes = z.argmax(1), z.shape[1]
-    sums = torch.zeros(num_classes, rows.shape[1], dtype=torch.float64).index_add_(0, predicted, rows.double())
-    return Sum.of(sums, torch.bincount(predicted, minlength=num_classes).double())

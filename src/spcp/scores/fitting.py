@@ -88,12 +88,12 @@ class _Elsewhere(FeatureBank):
     def __init__(self, given: list[Any]) -> None:
         super().__init__([])
         self._given = given
-        self._shapes: Tensor | None = None  # (parts, 2) rows and features of each
+        self._shapes: Tensor | None = None  # (parts, 3) rows, features and classes of each
 
-    def _shape(self) -> tuple[int, int]:
+    def _shape(self) -> tuple[int, int, int]:
         if self._shapes is None:
-            self._shapes = self.merged(lambda part: Rows.of(torch.tensor([part.features.shape]))).tensor
-        return int(self._shapes[:, 0].sum()), int(self._shapes[0, 1])
+            self._shapes = self.merged(_shape).tensor
+        return int(self._shapes[:, 0].sum()), int(self._shapes[0, 1]), int(self._shapes[0, 2])
 
     def __len__(self) -> int:
         return self._shape()[0]
@@ -101,6 +101,10 @@ class _Elsewhere(FeatureBank):
     @property
     def num_features(self) -> int:
         return self._shape()[1]
+
+    @property
+    def num_classes(self) -> int:
+        return self._shape()[2]
 
     @property
     def is_spread(self) -> bool:
@@ -113,3 +117,7 @@ class _Elsewhere(FeatureBank):
 
     def rows(self, function: Callable[[Part], Tensor]) -> Tensor:
         return self.merged(lambda part: Rows.of(function(part))).tensor
+
+
+def _shape(part: Part) -> Rows:
+    return Rows.of(torch.tensor([[*part.features.shape, part.logits.shape[1]]]))

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ..bank import FeatureBank
-from .base import Score, sums_by_class
+from ..moments import ClassSums
+from .base import Score
 
 
 class KLM(Score):
@@ -16,16 +17,16 @@ class KLM(Score):
 
     paper = "Scaling Out-of-Distribution Detection for Real-World Settings (KLM), ICML 2022"
     formula = "-min_c KL(p || q_c)"
-    cost = "one pass; a matrix product of B x K x K; keeps K x K numbers"
+    cost = "one pass; a matrix product of B x K x K; keeps K x K numbers (K for each class that is ever predicted)"
     fitted_on = ("val",)
     state = ("log_q",)
     log_q: Tensor  # (predicted classes, K)
 
     def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Compute the mean predictions q_c; classes that are never predicted have none."""
-        sums, counts = data.merged(lambda part: sums_by_class(part.logits.double().softmax(1), part.logits)).values
-        q = (sums / counts.clamp(min=1)[:, None])[counts > 0]
-        self.log_q = q.clamp(min=torch.finfo(torch.float32).tiny).log().float()
+        of = data.merged(lambda part: ClassSums.of(part.logits.double().softmax(1), part.logits.argmax(1)))
+        q = of.sums / of.count[:, None]  # (C, K) of the classes that are predicted
+        self.log_q = q.clamp_(min=torch.finfo(torch.float32).tiny).log_().float()
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:

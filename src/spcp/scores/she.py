@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Self
 
-import torch
 from torch import Tensor, nn
 
 from ..bank import FeatureBank, Part, class_of
-from ..moments import Sum
-from .base import Score, sums_by_class
+from ..moments import ClassSums
+from .base import Score
 
 
-def _correct(part: Part) -> Sum:
-    right = part.logits.argmax(1) == class_of(part)
-    return sums_by_class(part.features[right], part.logits[right])
+def _correct(part: Part) -> ClassSums:
+    predictions = part.logits.argmax(1)
+    right = predictions == class_of(part)
+    return ClassSums.of(part.features[right], predictions[right])
 
 
 class SHE(Score):
@@ -29,8 +29,8 @@ class SHE(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Compute the means; a class that is never predicted correctly stores the mean of all its samples."""
-        sums, count = data.merged(_correct).values
-        means = torch.where(count[:, None] > 0, sums / count.clamp(min=1)[:, None], data.moments().mean)
+        correct = data.merged(_correct)
+        means = data.moments().mean.index_copy(0, correct.classes, correct.sums / correct.count[:, None])
         self.means = means.float().to(head.weight.device)
         return self
 

@@ -1,0 +1,554 @@
+"""How time and memory grow with the number of classes and of images.
+
+    python benchmarks/scale.py [--check]
+    python benchmarks/scale.py --write      # only the pages, from the numbers of the last run
+
+Classes: a training step of the head (quantile of every sample, threshold, forward, backward) and inference, beside
+`nn.Linear`, all numbers of classes in turn; the least time counts. Images: `fit` on N rows of features, and scoring N
+rows with a detector that was fitted on 10 000; the rows are one shard over and over, so that nothing is spent on making
+them. Memory is the growth of the process's peak in a call. Exponents are slopes of log(time) and log(memory) by least
+squares over the last decade, from 10 000 classes and from 100 000 images on, where fixed costs no longer count; what
+takes less than 8 MB counts as 8. Aim: at most 1.05.
+
+Writes docs/scale/: scale.json, the numbers; scale.svg, the curves; the tables and the arithmetic of the page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from memory import peak
+from timing import finish, machine
+from torch import nn
+
+from spcp import SPCPLinear, Truncation, contribution_quantile, data, scores
+from spcp.bank import SHARD, FeatureBank
+from spcp.files import written
+from spcp.networks import resnet18_224
+from spcp.tables import to_markdown
+
+FOLDER = Path(__file__).parent.parent / "docs" / "scale"
+AIM, LEAST_MB = 1.05, 8.0
+BATCH, D, RHO_NORM = 64, 768, 0.4
+CLASSES = (10, 100, 1000, 10_000, 21_843, 46_416, 100_000)
+LAST_CLASSES, LAST_IMAGES = 10_000, 100_000  # from where on exponents are fitted
+WIDE = (21_843, 2048)  # classes and features of a ResNet-50 on ImageNet-21k
+IMAGES = (10_000, 31_623, 100_000, 316_228, 1_000_000)
+SCORES: Mapping[str, type[scores.Score]] = {
+    "energy": scores.Energy,
+    "mds": scores.Mahalanobis,
+    "consensus": scores.Consensus,
+}
+ROW_SIZE, ROW_CLASSES = 64, 100
+
+Record = dict[str, Any]
+
+
+# Classes
+
+
+def steps_of(K: int, features: int) -> dict[str, Callable[[], object]]:
+    """Make a training step and inference of `nn.Linear` and of the head, which share their weights."""
+    torch.manual_seed(0)
+    h = torch.randn(BATCH, features, 8).relu_().mean(-1).requires_grad_()
+    g = torch.randn(BATCH, K) / BATCH
+    linear = nn.Linear(features, K)
+    rho_norm = min(RHO_NORM, K)
+    settled = contribution_quantile(h, linear.weight, 1 - rho_norm / K).mean().item()
+    head = SPCPLinear(features, K, truncation=Truncation(rho_norm, beta=0.999, initial_threshold=settled))
+    head.weight, head.bias = linear.weight, linear.bias
+    frozen = SPCPLinear(1, 1, truncation=Truncation(0.4)).eval()
+    frozen.__dict__.update({**head.__dict__, "training": False})
+
+    def clear() -> None:
+        linear.zero_grad()
+        h.grad = None
+
+    def step(layer: nn.Module) -> None:
+        clear()
+        layer(h).backward(g)
+
+    def infer(layer: nn.Module) -> None:
+        with torch.inference_mode():
+            layer(h)
+
+    return {
+        "linear": lambda: step(linear),
+        "step": lambda: step(head),
+        "infer linear": lambda: infer(linear),
+        "infer": lambda: infer(frozen),
+        "clear": clear,
+    }
+
+
+def measure_classes(seconds: float) -> list[Record]:
+    shapes = [(K, D) for K in CLASSES] + [WIDE]
+    work = [steps_of(*shape) for shape in shapes]
+    best = [dict.fromkeys(steps, math.inf) for steps in work]
+    end = time.perf_counter() + seconds
+    rounds = -1  # the first warms up
+    while rounds < 3 or time.perf_counter() < end:
+        for steps, own in zip(work, best, strict=True):
+            for name, function in steps.items():
+                took = seconds_of(function)
+                own[name] = min(own[name], took if rounds >= 0 else math.inf)
+        rounds += 1
+    records = []
+    for (K, features), steps, own in zip(shapes, work, best, strict=True):
+        memory = {}
+        for name in ("step", "infer"):
+            steps["clear"]()  # or the memory of the last gradient would be used again
+            memory[f"{name} MB"] = peak(steps[name])
+        weights = 4 * K * (features + 1) / 2**20
+        del own["clear"]
+        records.append({"K": K, "D": features, "rounds": rounds, "weights MB": weights, **own, **memory})
+        show(records[-1])
+        steps.clear()
+    return records
+
+
+def seconds_of(function: Callable[[], object], least: float = 0.02) -> float:
+    """Seconds of a call; a short one is repeated, and the least counts."""
+    best, end = math.inf, time.perf_counter() + least
+    while best == math.inf or time.perf_counter() < end:
+        start = time.perf_counter()
+        function()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+# Classes that several processes share
+
+
+def measure_sharded() -> list[Record]:
+    """Measure a training step of the head, K classes in one process and in two: memory and time of one process each."""
+    records = []
+    for world in (1, 2):
+        with tempfile.TemporaryDirectory() as folder:
+            mp.spawn(one_process, (world, folder), nprocs=world)
+            every = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world)]
+        largest = {key: max(record[key] for record in every) for key in every[0]}
+        records.append({"processes": world, **largest})
+        show(records[-1])
+    return records
+
+
+def one_process(rank: int, world: int, folder: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    from spcp.contributions.sharded import shard_classes
+
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", GLOO_SOCKET_IFNAME="lo")
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world)
+    K, features = WIDE
+    torch.manual_seed(0)
+    h = torch.randn(BATCH, features, 8).relu_().mean(-1).requires_grad_()
+    settled = Truncation(RHO_NORM, beta=0.999, initial_threshold=0.03)
+    head = shard_classes(SPCPLinear(features, K, truncation=settled), init_device_mesh("cpu", (world,)))
+    own = head.weight.to_local()  # type: ignore[attr-defined]
+    y = torch.arange(BATCH)
+
+    def clear() -> None:
+        head.zero_grad()
+        h.grad = None
+
+    def step() -> None:
+        clear()
+        nn.functional.cross_entropy(head(h), y).backward()
+
+    step()
+    clear()
+    memory = peak(step)
+    sent: list[int] = []
+    gather = dist.all_gather
+
+    def counted(tensors: Any, tensor: torch.Tensor, *rest: Any) -> Any:
+        sent.append(tensor.numel() * tensor.element_size())
+        return gather(tensors, tensor, *rest)
+
+    dist.all_gather = counted
+    with torch.no_grad():
+        head.estimate(h)
+    dist.all_gather = gather
+    times = [once(lambda: dist.barrier(), step) for _ in range(3)]
+    estimate = min(once(lambda: dist.barrier(), lambda: head.estimate(h.detach())) for _ in range(3))
+    record = {"weights MB": own.numel() * 4 / 2**20, "step MB": memory, "step": min(times), "threshold": estimate}
+    record |= {"sent": sum(sent), "rounds": len(sent), "counting": 2 * BATCH * (1 << 16) * 4}
+    (Path(folder) / f"{rank}.json").write_text(json.dumps(record))
+    dist.barrier()
+    os._exit(0)  # without the clean-up, in which gloo's threads now and then abort
+
+
+def once(before: Callable[[], object], function: Callable[[], object]) -> float:
+    before()
+    start = time.perf_counter()
+    function()
+    return time.perf_counter() - start
+
+
+# What scores keep
+
+
+def measure_state() -> list[Record]:
+    """Fit every score of features with K, 2 K and 4 K classes: how does what the number adds to it grow?"""
+    kept: dict[str, list[int]] = {}
+    for K in (64, 128, 256):
+        torch.manual_seed(0)
+        head = nn.Linear(32, K)
+        head.weight.data *= 20  # so that every class is predicted
+        y = torch.arange(2048) % K
+        with torch.no_grad():
+            h = head.weight[y] + 0.1 * torch.randn(2048, 32)
+            bank = FeatureBank.of(h, head(h), y)
+        for name in scores.SCORES:
+            if name == "mos":  # has options that depend on a training method
+                continue
+            score = scores.build_score(name)
+            if not score.needs_inputs:
+                score.fit(bank, head).fit_held_out(bank, head)
+                kept.setdefault(name, []).append(sum(buffer.numel() for buffer in score.buffers()))
+    return [
+        {"score": name, "kept": kept[name], "exponent": math.log2((many - some) / (some - few)) if some > few else 0.0}
+        for name, (few, some, many) in kept.items()
+    ]
+
+
+# Images
+
+
+def shard(rows: int, size: int, head: nn.Linear) -> FeatureBank:
+    """Return a bank of so many rows: one shard over and over."""
+    torch.manual_seed(1)
+    y = torch.randint(ROW_CLASSES, (SHARD,))
+    with torch.no_grad():
+        h = (torch.randn(SHARD, size) + 2 * torch.randn(ROW_CLASSES, size)[y]).relu_()
+        whole = FeatureBank.of(h, head(h), y)
+    part = next(whole.parts())
+    rest = [type(part)(*(tensor[: rows % SHARD] for tensor in part))] if rows % SHARD else []
+    return FeatureBank([part] * (rows // SHARD) + rest)
+
+
+def seconds_and_memory(function: Callable[[], object]) -> tuple[float, float]:
+    times: list[float] = []
+    memory = peak(lambda: times.append(once(lambda: None, function)))
+    return times[0], memory
+
+
+def measure_images() -> list[Record]:
+    torch.manual_seed(0)
+    head = nn.Linear(ROW_SIZE, ROW_CLASSES)
+    records = []
+    fixed = shard(10_000, ROW_SIZE, head)
+    for name, kind in SCORES.items():
+        fitted = kind().fit(fixed, head).fit_held_out(fixed, head)
+        fitted.scores(fixed, head)
+        rounds: dict[int, Record] = {}
+        for _ in range(2):  # in turn: the machine may be busy for a while
+            for rows in IMAGES:
+                bank = shard(rows, ROW_SIZE, head)
+                new: Record = {}
+                new["fit"], new["fit MB"] = seconds_and_memory(lambda bank=bank: kind().fit(bank, head))  # type: ignore[misc]
+                new["score"], new["score MB"] = seconds_and_memory(lambda bank=bank: fitted.scores(bank, head))  # type: ignore[misc]
+                old = rounds.get(rows, new)
+                rounds[rows] = {key: min(new[key], old[key]) for key in new}
+        records += [{"name": name, "rows": rows, **rounds[rows]} for rows in IMAGES]
+        for record in records[-len(IMAGES) :]:
+            show(record)
+    return records
+
+
+# What else an image costs
+
+
+def measure_rest() -> Record:
+    """Measure what it takes to decode a photograph, and to pass it through a network and back, on one core."""
+    from loading import write_photographs
+
+    transform = data.BENCHMARKS["imagenet"].transform
+    with tempfile.TemporaryDirectory() as folder:
+        write_photographs(Path(folder), 64)
+        loader = data.Loader(data.read_folder(folder), transform, batch_size=32, workers=0, cache=False)
+        decode = min(seconds_of(lambda: [None for _ in loader], 0) for _ in range(2)) / 64
+    network = resnet18_224(1000)
+    x, y = torch.randn(8, 3, 224, 224), torch.arange(8)
+
+    def infer() -> None:
+        with torch.inference_mode():
+            network(x)
+
+    def train() -> None:
+        network.zero_grad()
+        nn.functional.cross_entropy(network(x), y).backward()
+
+    infer()
+    network.eval()
+    forward = min(seconds_of(infer, 0) for _ in range(2)) / 8
+    network.train()
+    backward = min(seconds_of(train, 0) for _ in range(2)) / 8
+    record = {"decode": decode, "network": forward, "network training": backward}
+    show(record)
+    return record
+
+
+def show(record: Record) -> None:
+    print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in record.items()),
+          flush=True)  # fmt: skip
+
+
+# Exponents
+
+
+def exponents(measured: Record) -> dict[str, float]:
+    """Return the slopes of log(time) and log(memory) over the last decade, by what grows."""
+    last = [r for r in measured["classes"] if r["D"] == D and r["K"] >= LAST_CLASSES]
+    found = {
+        "classes: time of a training step": slope(last, "K", "step"),
+        "classes: memory of a training step": slope(last, "K", "step MB"),
+        "classes: time of inference": slope(last, "K", "infer"),
+        "classes: time of a step of nn.Linear": slope(last, "K", "linear"),
+    }
+    for name in SCORES:
+        own = [r for r in measured["images"] if r["name"] == name and r["rows"] >= LAST_IMAGES]
+        for key, what in (("fit", "fitting"), ("score", "scoring")):
+            if key == "fit" and name == "energy":
+                continue  # it is not fitted
+            found[f"images: time of {what}, {name}"] = slope(own, "rows", key)
+            found[f"images: memory of {what}, {name}"] = slope(own, "rows", f"{key} MB")
+    return found
+
+
+def slope(records: Sequence[Record], of: str, key: str) -> float:
+    x = np.log([record[of] for record in records])
+    y = np.log([max(record[key], LEAST_MB) if "MB" in key else record[key] for record in records])
+    return float(np.polyfit(x, y, 1)[0])
+
+
+# The page
+
+
+def write(measured: Record) -> None:
+    """Write the tables, the curves and the arithmetic from what was measured."""
+    for name, text in (
+        ("scale.json", json.dumps(measured, indent=1) + "\n"),
+        ("classes-table.md", classes_table(measured)),
+        ("sharded-table.md", sharded_table(measured)),
+        ("scores-table.md", scores_table(measured)),
+        ("machines.md", machines(measured)),
+        ("scale.svg", curves(measured)),
+    ):
+        FOLDER.mkdir(exist_ok=True)
+        with written(FOLDER / name) as file:
+            file.write(text.encode())
+
+
+def classes_table(measured: Record) -> str:
+    header = ["K", "D", "`nn.Linear`", "SPCP", "SPCP / Linear", "a class", "inference", "weights", "memory of a step"]
+    lines = [
+        [
+            count(r["K"]),
+            str(r["D"]),
+            f"{1e3 * r['linear']:.3g} ms",
+            f"{1e3 * r['step']:.3g} ms",
+            f"{r['step'] / r['linear']:.2f}x",
+            f"{1e6 * r['step'] / r['K']:.1f} us",
+            f"{1e3 * r['infer']:.3g} ms",
+            f"{r['weights MB']:.3g} MB",
+            f"{r['step MB']:.3g} MB",
+        ]
+        for r in measured["classes"]
+    ]
+    return (
+        f"Batches of {BATCH}, `rho_norm` {RHO_NORM}; the least of {measured['classes'][0]['rounds']} rounds, seed 0. "
+        f"{measured['machine']}.\n\n{to_markdown(header, lines)}"
+    )
+
+
+def sharded_table(measured: Record) -> str:
+    K, features = WIDE
+    header = ["processes", "weights of each", "memory of a step", "a step", "of which threshold", "sent for it by each"]
+    lines = [
+        [
+            str(r["processes"]),
+            f"{r['weights MB']:.0f} MB",
+            f"{r['step MB']:.0f} MB",
+            f"{r['step']:.2f} s",
+            f"{1e3 * r['threshold']:.0f} ms",
+            f"{r['sent'] / 1e3:.0f} kB" if r["processes"] > 1 else "-",
+        ]
+        for r in measured["sharded"]
+    ]
+    counting = measured["sharded"][0]["counting"] / 1e6
+    return (
+        f"K = {count(K)}, D = {features}, batches of {BATCH}, cross-entropy of gathered logits; gloo, one thread a "
+        f"process, the slowest process. To count bits instead, 65 536 counters twice for each sample, would take "
+        f"{counting:.0f} MB. {measured['machine']}.\n\n{to_markdown(header, lines)}"
+    )
+
+
+def scores_table(measured: Record) -> str:
+    groups: dict[int, list[str]] = {}
+    for record in measured["state"]:
+        groups.setdefault(round(record["exponent"]), []).append(record["score"])
+    words = {0: "what does not depend on K", 1: "K times as much, or D K", 2: "K^2 numbers"}
+    return to_markdown(
+        ["what is kept", "scores"], [[words[power], ", ".join(names)] for power, names in sorted(groups.items())]
+    )
+
+
+def machines(measured: Record) -> str:
+    """Write the arithmetic: every number follows from a measured one, which is named."""
+    images = {(r["name"], r["rows"]): r for r in measured["images"]}
+    each = {name: images[name, IMAGES[-1]]["score"] / IMAGES[-1] for name in SCORES}
+    rest, top = measured["rest"], max(measured["exponents"].values())
+    wide = next(r for r in measured["classes"] if (r["K"], r["D"]) == WIDE)
+    K, features = WIDE
+
+    a_day = 1e9
+    rate = a_day / 86_400
+    cores = {
+        "decode a JPEG of 500 x 375 pixels": rest["decode"],
+        "ResNet-18 at 224 pixels": rest["network"],
+        "score: consensus": each["consensus"],
+        "score: mds": each["mds"],
+        "score: energy": each["energy"],
+    }
+    table = to_markdown(
+        ["of one image", "measured, one core", "cores for a billion a day"],
+        [[name, f"{1e3 * t:.3g} ms", f"{rate * t:,.0f}".replace(",", " ")] for name, t in cores.items()],
+    )
+    first = max(cores, key=lambda name: cores[name])
+    share = cores["score: consensus"] / (rest["decode"] + rest["network"] + cores["score: consensus"])
+    bank_row = 4 * (512 + 1000) + 16
+
+    pictures, batch_steps = 14.2e6, 14.2e6 / BATCH
+    head_hours = batch_steps * wide["step"] / 3600
+    linear_hours = batch_steps * wide["linear"] / 3600
+    decode_hours = pictures * rest["decode"] / 3600
+    network_hours = pictures * rest["network training"] / 3600
+    training = to_markdown(
+        ["an epoch of 14.2 M images", "from", "core hours"],
+        [
+            ["decoding", f"{1e3 * rest['decode']:.3g} ms an image", f"{decode_hours:,.0f}".replace(",", " ")],
+            ["ResNet-18 at 224 pixels, forward and backward", f"{1e3 * rest['network training']:.3g} ms an image",
+             f"{network_hours:,.0f}".replace(",", " ")],
+            [f"the head, K = {count(K)}, D = {features}", f"{wide['step']:.2f} s a batch of {BATCH}",
+             f"{head_hours:,.0f}".replace(",", " ")],
+            ["the same, `nn.Linear`", f"{wide['linear']:.2f} s a batch of {BATCH}",
+             f"{linear_hours:,.0f}".replace(",", " ")],
+        ],
+    )  # fmt: skip
+    weights = 4 * K * features
+    two = measured["sharded"][1]
+    bank_21k = 4 * (K + features) * pictures
+    return f"""## Many machines, on paper
+
+Nobody lent us a cluster. What follows is arithmetic from what one core measured: {measured["machine"]}.
+`python benchmarks/scale.py` measures it, and writes this section.
+
+![Time and memory by the number of classes and of images, on logarithmic scales: straight lines](scale.svg)
+
+The exponents of the last decade (10 000 to 100 000 classes; 100 000 to 1 000 000 images) are at most {top:.2f}
+(aim: {AIM}); 1 is proportional, 0 is constant.
+
+{to_markdown(["what grows", "exponent"], [[name, f"{value:.2f}"] for name, value in measured["exponents"].items()])}
+### A billion images a day
+
+That is {rate:,.0f} images a second. Each needs nothing of the others, so cores add up, as long as their inputs reach them.
+
+{table}
+What breaks first: {first}, then the other half of the work of getting an image into a vector. The score is
+{100 * share:.1f} % of it. What does not break: memory, which `spcp detect` holds constant; the threshold, which is one
+number; the monitor, which is one process a stream. What must not be kept is a feature bank of everything: {bank_row} bytes
+an image (D = 512, K = 1000) are {a_day * bank_row / 1e12:.1f} TB a day. And a score that keeps a share of the training
+data (knn, nnguide, relation) gets slower with every image that it is fitted on: `--bank` limits that.
+
+### ImageNet-21k
+
+21 841 classes, 14.2 million images.
+
+{training}
+The head of D = {features} has {weights / 1e6:.0f} MB of weights; with gradients and momentum {3 * weights / 1e6:.0f} MB, which
+one machine holds. A step needs {wide["step MB"]:.0f} MB beside the weights ({wide["step MB"] * 2**20 / weights:.2f} times
+the weights; the gradient is 1). Two processes hold {two["weights MB"]:.0f} MB each and exchange
+{two["sent"] / 1e3:.0f} kB each for the threshold; the gradient of the features is {4 * BATCH * features / 1e3:.0f} kB.
+
+What breaks first is not the head: it is decoding and the network, {(decode_hours + network_hours) / head_hours:.0f} times the
+head's hours. After training, a feature bank of all images would take {bank_21k / 1e12:.2f} TB,
+{100 * K / (K + features):.0f} % of it logits; fit on a part. KLM and fDBD keep K x K numbers: {4 * K * K / 1e9:.1f} GB here,
+{4 * 1e5**2 / 1e9:.0f} GB at 100 000 classes; the default consensus keeps K x D at most.
+"""
+
+
+def count(n: int) -> str:
+    return f"{n:,}".replace(",", " ")
+
+
+def curves(measured: Record) -> str:
+    """Draw time and memory over classes and over images."""
+    from spcp.report.figures import FAR, ID, NEAR, STYLES, as_svg, axes_of, for_both_schemes
+
+    by_classes = [r for r in measured["classes"] if r["D"] == D]
+    with axes_of(1, 3, 9.6, 3.0) as (figure, axes):
+        time_axis, memory_axis, image_axis = axes[0]
+        for key, label, colour, style in (
+            ("linear", "nn.Linear, a step", NEAR, "--"),
+            ("step", "SPCP, a step", ID, "-"),
+            ("infer", "SPCP, inference", FAR, "-."),
+        ):
+            time_axis.plot([r["K"] for r in by_classes], [1e3 * r[key] for r in by_classes], style, color=colour,
+                           marker="o", markersize=3, label=label)  # fmt: skip
+        time_axis.set(title=f"Head, D = {D}, batch {BATCH}", xlabel="classes", ylabel="milliseconds")
+        x = [r["K"] for r in by_classes]
+        memory_axis.plot(x, [r["weights MB"] for r in by_classes], "--", color=NEAR, label="the weights")
+        memory_axis.plot(x, [r["step MB"] for r in by_classes], "-", color=ID, marker="o", markersize=3,
+                         label="SPCP, a step")  # fmt: skip
+        memory_axis.set(title="Memory of a step", xlabel="classes", ylabel="MB")
+        for name, colour, style in zip(SCORES, (FAR, NEAR, ID), STYLES, strict=False):
+            own = [r for r in measured["images"] if r["name"] == name]
+            image_axis.plot([r["rows"] for r in own], [r["score"] for r in own], style, color=colour, marker="o",
+                            markersize=3, label=name)  # fmt: skip
+        image_axis.set(title=f"Scoring, D = {ROW_SIZE}", xlabel="images", ylabel="seconds")
+        for axis in axes[0]:
+            axis.set_xscale("log")
+            axis.set_yscale("log")
+            axis.legend(frameon=False, fontsize=8)
+    return for_both_schemes(as_svg(figure))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
+    parser.add_argument("--write", action="store_true", help="write the pages from the numbers that are there")
+    parser.add_argument("--seconds", type=float, default=40, help="for the steps of the head")
+    options = parser.parse_args()
+    if options.write:
+        write(json.loads((FOLDER / "scale.json").read_text()))
+        return
+    torch.set_num_threads(1)
+    print(machine())
+    measured: Record = {"machine": machine(), "classes": measure_classes(options.seconds)}
+    measured |= {"sharded": measure_sharded(), "images": measure_images(), "state": measure_state()}
+    measured["rest"] = measure_rest()
+    measured["exponents"] = exponents(measured)
+    print()
+    for name, value in measured["exponents"].items():
+        print(f"{name:<46}{value:>6.2f}")
+    write(measured)
+    finish([f"{n}: {value:.2f}, aim {AIM}" for n, value in measured["exponents"].items() if value > AIM], options.check)
+
+
+if __name__ == "__main__":
+    main()
