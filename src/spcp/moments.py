@@ -133,7 +133,7 @@ class Moments:
             _spread(tensor, mine, len(classes)) for tensor in (self.count, self.mean, self.squares)
         )
         before = count[theirs]
-        share = other.count / (before + other.count)
+        share = other.count / (before + other.count).clamp(min=1)
         step = other.mean - mean[theirs]
         weight = (before * share)[:, None]  # n_a n_b / (n_a + n_b)
         count.index_add_(0, theirs, other.count)
