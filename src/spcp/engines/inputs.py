@@ -7,7 +7,6 @@ and so are the numbers.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
@@ -165,18 +164,18 @@ def _source(data: Any, job: _Job) -> Any:
 
 def _blocks(job: _Job) -> Iterator[list[list[Sample]]]:
     """List the inputs, and yield what one actor takes at once: one window at first, so that all have work soon."""
-    with _inside(job.folder):
-        listing = Listing(job.arguments, job.inputs, column=job.column, lines=job.lines)
-        left = windows(itertools.islice(listing, job.done, None), job.batch_size)
-        for count in itertools.count():
-            block: list[list[Sample]] = []
-            for window in left:
-                block.append(window)
-                if len(block) > min(count // _WINDOWS, _WINDOWS - 1) or _size(block) > _BYTES:
-                    break
-            if not block:
-                return
-            yield block
+    _go_into(job.folder)
+    listing = Listing(job.arguments, job.inputs, column=job.column, lines=job.lines)
+    left = windows(itertools.islice(listing, job.done, None), job.batch_size)
+    for count in itertools.count():
+        block: list[list[Sample]] = []
+        for window in left:
+            block.append(window)
+            if len(block) > min(count // _WINDOWS, _WINDOWS - 1) or _size(block) > _BYTES:
+                break
+        if not block:
+            return
+        yield block
 
 
 def _size(block: list[list[Sample]]) -> int:
@@ -193,16 +192,14 @@ class _Worker:
         import torch
 
         torch.set_num_threads(1)
-        self.job = job
+        _go_into(job.folder)
+        self.inputs = job.inputs
         self.detector = ExportedDetector.read(ray.get(job.detector), job.path, threads=1)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        with _inside(self.job.folder):
-            results = [
-                list(detect_windows(self.detector, self.job.inputs, pickle.loads(block), workers=0))
-                for block in batch["windows"]
-            ]
-        return {"results": [pickle.dumps(block) for block in results]}
+        blocks = map(pickle.loads, batch["windows"])
+        results = (list(detect_windows(self.detector, self.inputs, block, workers=0)) for block in blocks)
+        return {"results": [pickle.dumps(result) for result in results]}
 
 
 def _check_same(found: list[FileDetection] | None, window: list[Sample] | None) -> None:
@@ -230,8 +227,7 @@ def _one_sentence(ray: Any, batches: Iterable[Any]) -> Iterator[Any]:
         raise InputError(f"the Ray cluster failed ({reason(error)}); the same command goes on from there") from error
 
 
-@contextlib.contextmanager
-def _inside(folder: str) -> Iterator[None]:
+def _go_into(folder: str) -> None:
     """Go into the folder of the command, which paths are relative to."""
     try:
         os.chdir(folder)
@@ -240,4 +236,3 @@ def _inside(folder: str) -> Iterator[None]:
             f"{folder}: is not on {socket.gethostname()}, a machine of the Ray cluster ({error.strerror}); "
             "start the command in a folder that all machines share"
         ) from error
-    yield
