@@ -150,8 +150,9 @@ class Lab:
         return needed
 
     def _job(self, folder: Path, steps: Sequence[Step]) -> Job:
-        name = str(folder.relative_to(self.folder / "runs"))
-        return Job(name, _do, (steps,), folder, self.config(steps[0][1], steps[0][2]).epochs)
+        _, row, seed, _ = steps[0]
+        self.benchmark(row.benchmark)  # read here, and sent along
+        return Job(str(folder.relative_to(self.folder / "runs")), _do, (steps,), folder, self.config(row, seed).epochs)
 
     def _worker(self) -> Lab:
         """Return a copy that does what it is asked for in its own process."""
