@@ -1,6 +1,6 @@
 """What several runs at a time gain, and what Ray costs.
 
-    python benchmarks/runs.py [--check] [--write] [--rounds 1] [--epochs 60]
+    python benchmarks/runs.py [--check] [--write] [--rounds 1] [--budget small]
 
 Four runs of 60 epochs on the embedded digits, each with one thread: `spcp reproduce training-length --budget small`
 with one row and four seeds; trained and scored anew each time. Engines take turns. Counted are
@@ -56,21 +56,23 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--write", action="store_true", help="write docs/scale/runs.md")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--epochs", type=int, default=60, choices=(20, 60), help="of each run")
+    parser.add_argument("--budget", default="small", choices=("small", "smoke"), help="smoke: to see that this works")
     options = parser.parse_args()
+    epochs = max(BUDGETS[options.budget].lengths)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
-        whole = timed({name: command(own, options.epochs) for name, own in COMMANDS.items()}, folder, options.rounds)
+        commands = {name: command(own, options.budget, epochs) for name, own in COMMANDS.items()}
+        whole = timed(commands, folder, options.rounds)
         with connect(cores=2):
-            lab = Lab(BUDGETS["small"], folder / "warm-up", seeds=2)
+            lab = Lab(BUDGETS[options.budget], folder / "warm-up", seeds=SEEDS)
             lab.benchmark("digits")
             for engine in ALONE.values():  # so that processes are there, and have imported what they need
                 alone(lab, engine, 1)(folder / "warm-up" / engine.kind / str(engine.jobs))
-            runs = {name: alone(lab, engine, options.epochs) for name, engine in ALONE.items()}
+            runs = {name: alone(lab, engine, epochs) for name, engine in ALONE.items()}
             times = timed(runs, folder, options.rounds)
         compare([path.parent for path in folder.rglob("last.safetensors") if "warm-up" not in path.parts])
-    text = page(whole, times, options.epochs)
+    text = page(whole, times, epochs)
     print(text)
     if options.write:
         PAGE.parent.mkdir(exist_ok=True)
@@ -93,10 +95,10 @@ def timed(calls: dict[str, Callable[[Path], object]], folder: Path, rounds: int)
     return times
 
 
-def command(options: list[str], epochs: int) -> Callable[[Path], object]:
+def command(options: list[str], budget: str, epochs: int) -> Callable[[Path], object]:
     """Return a call of the command."""
     row = ["--only", f"Vanilla for {epochs} epochs", "--seeds", str(SEEDS)]
-    arguments = [sys.executable, "-m", "spcp.cli", "reproduce", "training-length", "--budget", "small", *row, *options]
+    arguments = [sys.executable, "-m", "spcp.cli", "reproduce", "training-length", "--budget", budget, *row, *options]
     return lambda folder: subprocess.run(
         [*arguments, "--quiet", "--out", str(folder)],
         check=True,
@@ -134,8 +136,8 @@ def page(whole: dict[str, list[float]], alone: dict[str, list[float]], epochs: i
     rounds = len(next(iter(whole.values())))
     measured = f"the median of {rounds} rounds" if rounds > 1 else "one round"
     return (
-        f"Four runs of {epochs} epochs on the embedded digits, trained and scored; {measured} of `benchmarks/runs.py` on "
-        f"{os.cpu_count()} cores, {machine()}. All weights are the same to the bit.\n\n"
+        f"Four runs of {epochs} epochs on the embedded digits, trained and scored; {measured} of\n`benchmarks/runs.py` "
+        f"on {os.cpu_count()} cores, {machine()}.\nAll weights are the same to the bit.\n\n"
         + to_markdown(["counted", "seconds", "times as fast"], lines)
     )
 

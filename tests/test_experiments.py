@@ -90,7 +90,7 @@ def test_several_runs_at_a_time_come_to_the_same(folder: Path, tmp_path: Path) -
     outcome = reproduce("fixed-threshold", "smoke", tmp_path, seeds=1, engine=Engine(jobs=2), log=lambda _: None)
     assert outcome.cells == expected.cells
     paths = sorted(path.relative_to(tmp_path) for path in tmp_path.rglob("scored/*.json"))
-    assert {path.parts[3].partition(",")[0] for path in paths} == {"fixed", "plain", "spcp"}
+    assert {path.parts[3].partition(",")[0] for path in paths} == {"fixed", "spcp"}
     assert all((tmp_path / path).read_bytes() == (folder / path).read_bytes() for path in paths)
 
 
@@ -107,12 +107,12 @@ def test_a_run_that_fails_does_not_stop_those_that_do_not_need_it(
     monkeypatch.setattr(lab, "train", fails)
     failed = r"1 of 3 runs failed; the others are done.*\n  digits/spcp,rho_norm=0.3/seed-0: the loss is not finite"
     with pytest.raises(TrainingError, match=failed):
-        reproduce("fixed-threshold", "smoke", tmp_path, seeds=1, log=lambda _: None)
+        reproduce("itp", "smoke", tmp_path, seeds=1, log=lambda _: None)
     done = {path.parent.parent.name for path in tmp_path.rglob("last.safetensors")}
     assert done == {"plain", "spcp,rho_norm=1"}
     monkeypatch.setattr(lab, "train", train)
-    again = reproduce("fixed-threshold", "smoke", tmp_path, seeds=1, log=lambda _: None)
-    assert again.cells == reproduce("fixed-threshold", "smoke", folder, seeds=1, log=lambda _: None).cells
+    again = reproduce("itp", "smoke", tmp_path, seeds=1, log=lambda _: None)
+    assert again.cells == reproduce("itp", "smoke", folder, seeds=1, log=lambda _: None).cells
 
 
 def test_what_a_killed_call_left_in_a_run_that_is_done_is_removed(folder: Path) -> None:

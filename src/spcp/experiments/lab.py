@@ -98,6 +98,7 @@ class Lab:
         self.grid: dict[str, tuple[float, ...]] = {}  # the values that rho_norm was chosen among, by benchmark
         self._open: dict[Path, Evaluation] = {}  # the last one, with its features
         self._looking = False  # whether to raise `NeededError` instead of training and measuring
+        self._seen: dict[str, dict[Path, list[Step]]] = {}  # what was missing for steps, while the lab looks
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave behind what another process cannot use."""
@@ -110,10 +111,13 @@ class Lab:
         fails does not stop the others, but raises at the end. Without an engine each is done when it is asked for.
         """
         if self._looking:
-            needed = self._needed(steps)
-            if needed:
-                raise NeededError(needed)
-        if self.engine is None or self._looking:
+            key = repr(steps)
+            if key not in self._seen:  # many rows ask for the same grid
+                self._seen[key] = self._needed(steps)
+            if self._seen[key]:
+                raise NeededError(self._seen[key])
+            return
+        if self.engine is None:
             return
         tried: set[str] = set()
         ends: list[Ended] = []
@@ -129,6 +133,8 @@ class Lab:
     def _needed(self, steps: Sequence[Step]) -> dict[Path, list[Step]]:
         """List what is missing for steps and can be done now, by the run's folder."""
         needed: dict[Path, list[Step]] = {}
+        if not self._looking:
+            self._seen = {}
         for step in steps:
             name, row, seed, rest = step
             looking, self._looking = self._looking, True
@@ -144,8 +150,9 @@ class Lab:
         return needed
 
     def _job(self, folder: Path, steps: Sequence[Step]) -> Job:
-        name = str(folder.relative_to(self.folder / "runs"))
-        return Job(name, _do, (steps,), folder, self.config(steps[0][1], steps[0][2]).epochs)
+        _, row, seed, _ = steps[0]
+        self.benchmark(row.benchmark)  # read here, and sent along
+        return Job(str(folder.relative_to(self.folder / "runs")), _do, (steps,), folder, self.config(row, seed).epochs)
 
     def _worker(self) -> Lab:
         """Return a copy that does what it is asked for in its own process."""
