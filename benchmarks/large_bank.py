@@ -15,6 +15,7 @@ resident, which counts the pages of mapped files. Aim: less than 4 GiB resident.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
 import os
 import tempfile
@@ -31,10 +32,11 @@ from torch import nn
 from spcp.bank import SHARD, FeatureBank, Part, Shards
 from spcp.files import write_tensors, written
 from spcp.progress import track
-from spcp.scores import SCORES, build_score
+from spcp.scores import SCORES, Score, build_score
 from spcp.tables import to_markdown
 
 AIM = 4.0  # GiB
+Cost = tuple[float, float, float]  # seconds, and anonymous and resident memory
 HELD_OUT = {"two-views": 1, "consensus": 1}  # shards of validation data; others: 6, 49 152 rows
 QUERIES = {"knn": 256, "relation": 256, "itp": 256, "two-views": 256, "nnguide": SHARD, "consensus": SHARD}
 SCORED = 2  # shards
@@ -58,7 +60,7 @@ def write_bank(folder: Path, rows: int, size: int, classes: int, dtype: torch.dt
     return paths
 
 
-def measured(function: Callable[[], object]) -> tuple[float, float, float]:
+def measured(function: Callable[[], object]) -> Cost:
     """Seconds of a call, and the peaks of anonymous and of resident memory meanwhile, in GiB."""
     gc.collect()
     LIBC.malloc_trim(0)
@@ -116,45 +118,46 @@ def measure(folder: Path, arguments: argparse.Namespace) -> None:
     lines: list[list[str]] = []
     missed: list[str] = []
 
-    def add(name: str, fit: str, fitted: tuple[float, float, float], scored: str, *rest: tuple[float, float, float]):
-        costs = [fitted, *rest]
-        speed = f"{float(scored) / rest[0][0]:,.0f}" if rest else ""
-        anonymous, resident = (max(cost[i] for cost in costs) for i in (1, 2))
-        lines.append(
-            [name, fit, f"{fitted[0]:.1f}" if fit else "", scored, speed, f"{anonymous:.2f}", f"{resident:.2f}"]
-        )
+    def add(name: str, fit_rows: str, fitting: Cost, score_rows: int = 0, scoring: Cost = (0.0, 0.0, 0.0)) -> None:
+        anonymous, resident = (max(fitting[i], scoring[i]) for i in (1, 2))
+        seconds = f"{fitting[0]:.1f}" if fit_rows else ""
+        speed = f"{score_rows / scoring[0]:,.0f}" if score_rows else ""
+        scored = f"{score_rows:,}" if score_rows else ""
+        lines.append([name, fit_rows, seconds, scored, speed, f"{anonymous:.2f}", f"{resident:.2f}"])
         print("  ".join(f"{text:>12}" for text in lines[-1]), flush=True)
         if resident >= AIM:
             missed.append(f"{name}: {resident:.2f} GiB resident")
 
     note = (
-        f"{machine()}; one thread, seconds of the processor. {rows:,} rows of {size} features and {classes} logits in {arguments.dtype}: "
-        f"{stored:.1f} GB on disk. `moments` are computed once for `dice`, `fdbd`, `itp`, `mds`, `nci`, `rmds`, `she`, "
-        "`vim` and `consensus`, whose seconds come on top. Written by `benchmarks/large_bank.py`.\n"
+        f"{machine()}; one thread, seconds of the processor. {rows:,} rows of {size} features and {classes} logits in "
+        f"{arguments.dtype}: {stored:.1f} GB on disk. `moments` are computed once for `dice`, `fdbd`, `itp`, `mds`, "
+        "`nci`, `rmds`, `she`, `vim` and `consensus`, whose seconds come on top. Written by "
+        "`benchmarks/large_bank.py`.\n"
     )
     print(f"{machine()}\n{rows} rows of {size} features and {classes} logits, {arguments.dtype}, {stored:.1f} GB")
-    add("moments", f"{len(fewer):,}", measured(fewer.moments), "")
+    add("moments", f"{len(fewer):,}", measured(fewer.moments))
     for name in arguments.scores.split(","):
         score = build_score(name)
         held_out = FeatureBank(Shards(paths[: HELD_OUT.get(name, 6)]))
         bank = whole if name in KEEPING else fewer
-
-        def fit(score=score, held_out=held_out, bank=bank) -> None:
-            if "train" in score.fitted_on:
-                score.fit(bank, head)
-            if "val" in score.fitted_on:
-                score.fit_held_out(held_out, head)
-
-        fitted = measured(fit)
+        fitting = measured(functools.partial(fit, score, bank, held_out, head))
         fit_rows = " and ".join(f"{len(held_out if role == 'val' else bank):,}" for role in score.fitted_on)
         queries = FeatureBank(Shards(paths[-SCORED - 1 : -1] or paths))
         if name in QUERIES:
             queries = queries.take(torch.arange(QUERIES[name]))
-        scored = measured(lambda score=score, queries=queries: score.scores(queries, head))
-        add(name, fit_rows, fitted, str(len(queries)), scored)
-        del score, fit
+        scoring = measured(functools.partial(score.scores, queries, head))
+        add(name, fit_rows, fitting, len(queries), scoring)
+        del score  # and what it keeps
         write_table(arguments.out, lines, note)
     finish(missed, arguments.check)
+
+
+def fit(score: Score, train: FeatureBank, held_out: FeatureBank, head: nn.Linear) -> None:
+    """Fit a score on the data that it needs."""
+    if "train" in score.fitted_on:
+        score.fit(train, head)
+    if "val" in score.fitted_on:
+        score.fit_held_out(held_out, head)
 
 
 def write_table(path: Path, lines: list[list[str]], note: str) -> None:

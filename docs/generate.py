@@ -256,7 +256,8 @@ The public names of the library, with their docstrings. On GitHub this page only
 that shows them, and so does `help(spcp.Detector)` in Python.
 """
 MODULES = (
-    *("spcp", "spcp.data", "spcp.networks", "spcp.methods", "spcp.bank", "spcp.scores", "spcp.metrics"),
+    *("spcp", "spcp.data", "spcp.networks", "spcp.methods", "spcp.bank", "spcp.moments", "spcp.processes"),
+    *("spcp.scores", "spcp.metrics"),
     *("spcp.conformal", "spcp.config", "spcp.training", "spcp.evaluation", "spcp.calibration", "spcp.detection"),
     *("spcp.shipping", "spcp.exported", "spcp.monitoring"),
     *("spcp.tuning", "spcp.comparison", "spcp.report", "spcp.experiments"),

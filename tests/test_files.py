@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from spcp import files
 from spcp.errors import InputError
-from spcp.files import locked, read_tensors, write_tensors, written
+from spcp.files import let_go, locked, read_tensors, stacked, write_tensors, written
 
 
 def test_a_file_is_there_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -38,6 +39,24 @@ def test_tensors_come_back(tmp_path: Path) -> None:
         read_tensors(path)
     with pytest.raises(InputError, match="there is no such file"):
         read_tensors(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize("limit", [1 << 30, 1000, 0])
+def test_rows_that_are_too_many_for_memory_lie_in_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    monkeypatch.setattr(files, "IN_MEMORY", limit)
+    parts = [torch.randn(n, 3, 700) for n in (2, 0, 5, 1)]
+    rows = stacked(iter(parts), tmp_path / "folder")
+    assert torch.equal(rows, torch.cat(parts))
+    assert len(files._MAPPED) == (limit <= 1000)
+    for piece in rows.split(3):
+        let_go(piece)
+    assert torch.equal(rows, torch.cat(parts))
+    assert not list(tmp_path.glob("folder/*"))  # nothing is left there, even if this process is killed
+    let_go(parts[0])
+    del rows, piece
+    assert not files._MAPPED
 
 
 KILLED = """

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spcp.moments import Moments, merged_moments, percentile
+from spcp.moments import Moments, Sum, merge, percentiles
 
 
 def rows(seed: int, n: int = 200, offset: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +31,7 @@ def test_moments_in_parts_are_those_of_all_rows(offset: float, cuts: tuple[int, 
     """A class (5 of 6) without rows included."""
     h, y = rows(0, offset=offset)
     parts = zip(h.tensor_split(cuts), y.tensor_split(cuts), strict=True)
-    result = merged_moments(parts, 6, 5)
+    result = functools.reduce(merge, [Moments.of(*part, 6) for part in parts])
     means, squares, scatter = slow(h.double().numpy(), y.numpy(), 6)
     np.testing.assert_array_equal(result.count, np.bincount(y, minlength=6))
     np.testing.assert_allclose(result.mean, means, rtol=1e-6, atol=1e-6)
@@ -49,6 +52,11 @@ def test_merging_is_symmetric_and_knows_nothing() -> None:
         torch.testing.assert_close(getattr(Moments.empty(4, 5).merge(a), name), getattr(a, name))
 
 
+def of(parts: list[torch.Tensor]) -> Callable[[Callable[[torch.Tensor], Sum]], Sum]:
+    """Statistics of some parts, merged."""
+    return lambda statistic: functools.reduce(merge, map(statistic, parts))
+
+
 @given(
     st.lists(
         st.lists(st.one_of(st.integers(-2, 2).map(float), st.floats(width=32, allow_nan=False, allow_infinity=False))),
@@ -63,8 +71,18 @@ def test_percentiles_are_numpys(parts: list[list[float]], percent: float) -> Non
     values = np.sort(np.concatenate([part.numpy() for part in tensors]).astype(np.float64))
     place = (len(values) - 1) * percent / 100
     low, high = values[int(np.floor(place))], values[int(np.ceil(place))]
-    assert percentile(lambda: tensors, percent) == pytest.approx(
-        low + (high - low) * (place - np.floor(place)), rel=1e-12
-    )
+    found = percentiles(of(tensors), len(values), [percent, 50.0])
+    assert found.shape == (2, 1)
+    assert found[0, 0] == pytest.approx(low + (high - low) * (place - np.floor(place)), rel=1e-12)
     with pytest.raises(ValueError, match="at least one number"):
-        percentile(list, 50.0)
+        percentiles(of(tensors[:0]), 0, [50.0])
+
+
+@pytest.mark.parametrize("cuts", [(), (0, 7, 7, 60)])
+def test_percentiles_of_each_column_are_numpys(cuts: tuple[int, ...]) -> None:
+    h = rows(3, 61)[0] * torch.tensor([1.0, -1e30, 1e-38, 1.0, 3.0])
+    h[:, 3] = h[:, 3].round()  # ties
+    h[:50, 4] = 0
+    percents = (0.0, 10.0, 37.5, 50.0, 99.9, 100.0)
+    found = percentiles(of(list(h.tensor_split(cuts))), 61, percents, 5)
+    np.testing.assert_allclose(found, np.percentile(h.double().numpy(), percents, axis=0), rtol=1e-12)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spcp import files, processes
 from spcp.bank import FeatureBank
 from spcp.errors import InputError
 from spcp.moments import Moments, Rows, Statistic, Sum, merge
@@ -82,6 +84,30 @@ def test_a_score_is_fitted_where_the_data_is(name: str, truncates: bool, cuts: l
     score = fit_on_machines(build_score(name, **options), machines, head, order)
     whole = build_score(name, **options).fit(data, head).fit_held_out(data, head)
     torch.testing.assert_close(score.scores(queries, head), whole.scores(queries, head), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["knn", "relation"])
+def test_kept_rows_may_lie_in_a_file(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    head = make_head(False)
+    data, queries = make_data(head, 300, 1), make_data(head, 20, 2)
+    expected = build_score(name).fit(data, head).scores(queries, head)
+    monkeypatch.setattr(files, "IN_MEMORY", 0)
+    monkeypatch.setenv("SPCP_CACHE", str(tmp_path))
+    score = build_score(name).fit(data, head)
+    assert files._MAPPED
+    for _ in range(2):  # pages that were let go come back
+        assert torch.equal(score.scores(queries, head), expected)
+
+
+def test_a_share_of_the_rows_is_no_score(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one of several processes keeps is used where they are joined only, and not saved."""
+    head, data = make_head(False), make_data(make_head(False), 300, 1)
+    monkeypatch.setattr(processes, "_place", (0, 2))
+    score = build_score("consensus", members=["knn"]).fit(data, head)
+    monkeypatch.setattr(processes, "_place", (0, 1))
+    for use in (score.state_dict, lambda: score.fit_held_out(data, head)):
+        with pytest.raises(InputError, match="KNN was fitted by several processes, each of which keeps a share"):
+            use()
 
 
 def test_the_guides_are_those_of_all_rows() -> None:

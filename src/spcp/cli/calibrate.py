@@ -50,9 +50,10 @@ def calibrate_command(
     settings: Any = {"delta": delta, "by_class": by_class, "search": search, "truncate": truncate, "by": by}
     benchmark = opened.benchmark(bad="skip") if bad == "skip" else None  # else as the run has it
     with processes.joined():
-        whole = Evaluation(opened, benchmark, truncate=truncate)
-        whole.make_banks(whole.benchmark.sets())
-        if processes.rank():  # the first of several does the rest
+        if processes.count() > 1:  # they share the pass, and the first does the rest
+            whole = Evaluation(opened, benchmark, truncate=truncate)
+            whole.make_banks(whole.benchmark.sets())
+        if processes.rank():
             return
     detector, evaluation = calibrate_run(opened, score, alpha=alpha, benchmark=benchmark, **settings)
     rows = flagged_shares(detector, evaluation)

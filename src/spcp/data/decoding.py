@@ -24,9 +24,9 @@ Batch = tuple[Any, Tensor, list[tuple[str, str]]]  # samples, labels, (what, why
 
 
 def default_workers() -> int:
-    """Return one worker for each core that this process may use, at most 8."""
+    """Return one worker for each core that this process may use, at most 8; those of torchrun share the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(8, cores)
+    return min(8, max(1, cores // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))))
 
 
 @dataclass(frozen=True)

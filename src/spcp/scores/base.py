@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from .. import processes
 from ..bank import SHARD, FeatureBank, Part
 from ..errors import InputError
 from ..moments import Rows
@@ -89,7 +90,15 @@ class Score(nn.Module):
         """Return the scores (B,) of features and logits; an error where the score is not fitted."""
         if not self.is_fitted:
             raise InputError(f"{type(self).__name__} is not fitted; call fit with the features of ID samples first")
+        if self.spread and processes.count() == 1:
+            raise self._incomplete()
         return self.score(h, z, head)
+
+    def _incomplete(self) -> InputError:
+        return InputError(
+            f"{type(self).__name__} was fitted by several processes, each of which keeps a share of the rows; use it "
+            "where they are joined, or fit it again in one process"
+        )
 
     @torch.no_grad()
     def scores(self, data: FeatureBank, head: nn.Linear) -> Tensor:
@@ -101,6 +110,11 @@ class Score(nn.Module):
 
         spread = any(module.spread for module in self.modules() if isinstance(module, Score))
         return data.merged(of, size=self.rows, everywhere=spread).tensor
+
+    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        if self.spread:
+            raise self._incomplete()
+        super()._save_to_state_dict(*args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.state:  # fitted buffers have whatever size they came out with

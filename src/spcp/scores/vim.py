@@ -43,7 +43,8 @@ class ViM(Score):
         W = head.weight.detach().cpu().double()
         bias = torch.zeros(len(W)) if head.bias is None else head.bias.detach().cpu()
         origin = -torch.linalg.pinv(W) @ bias.double()
-        scatter = data.moments().scatter_around(origin) / len(data)
+        moments = data.moments()
+        scatter = moments.scatter_around(origin) / moments.rows
         vectors = torch.linalg.eigh(scatter).eigenvectors  # by rising eigenvalues
         self.origin, self.residual = origin.float(), vectors[:, : size - dim].float().contiguous()
         largest, length = data.merged(self._lengths).values
