@@ -1,5 +1,5 @@
-"""Write the pages that follow from the code, and from what was measured: scores.md, methods.md, cli.md, api.md and
-reliability.md.
+"""Write the pages that follow from the code, and from what was measured: scores.md, methods.md, cli.md, api.md,
+reliability.md and scale.md.
 
 python docs/generate.py            # after a change of a score, a method, a command or a public name
 python docs/generate.py --check    # exit 1 if a page is not up to date
@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -418,12 +420,74 @@ def reliability() -> str:
     return RELIABILITY_PAGE.format(note=NOTE, **kept)
 
 
+# Scale
+
+SCALE_PAGE = """# Scale out
+
+{note}
+
+| more ... | use | what bounds it |
+|---|---|---|
+| images to train or fit on | [many images](#many-images) | each is read once; a feature bank is written in shards |
+| runs: seeds, settings, studies | [many runs](#many-runs) | one process a run; a run resumes to the bit |
+| inputs to decide about | [many inputs](#many-inputs) | `spcp detect`: constant memory, goes on after a kill |
+| classes | [many classes](#many-classes) | time and memory of the head are proportional to their number |
+
+Everything below was measured, on machines that the tables name; the [last section](#many-machines-on-paper) is
+arithmetic from that.
+"""
+SCALE_PARTS = {  # sections in docs/scale/, and the tables that follow where the text does not include them
+    "Many images": ("images.md", "bank.md", "processes.md"),
+    "Many runs": ("many-runs.md", "runs.md"),
+    "Many inputs": ("many-inputs.md", "inputs-table.md"),
+    "Many classes": ("many-classes.md", "classes-table.md"),
+    "Many machines, on paper": ("machines.md",),
+}
+INCLUDE = re.compile(r'^(?:<!-- include: (\S+) -->|--8<-- "(?:docs/)?(?:scale/)?(\S+)")$', re.MULTILINE)
+
+
+def scale() -> str:
+    """Return the page about scale, put together from `docs/scale/`: sections, and tables that scripts wrote."""
+    parts = [SCALE_PAGE.format(note=NOTE)]
+    for title, (section, *tables) in SCALE_PARTS.items():
+        path = DOCS / "scale" / section
+        text = path.read_text() if path.exists() else "Not written yet.\n"
+        tables = [name for name in tables if name not in text]
+        text = INCLUDE.sub(lambda line: _fragment(line[1] or line[2]), text)
+        text = "\n\n".join([text.rstrip(), *(part for name in tables if (part := _fragment(name)))])
+        if first := re.match(r"(#+) .*\n", text):  # its own title
+            text = _outside_code(partial(_deeper, by=2 - len(first[1])), text[first.end() :])
+        text = _outside_code(_seen_from_docs, text)
+        parts.append(f"## {title}\n\n{text.strip()}\n")
+    return "\n".join(parts)
+
+
+def _outside_code(change: Callable[[str], str], text: str) -> str:
+    return "".join(part if part.startswith("```") else change(part) for part in re.split(r"(?s)(```.*?```)", text))
+
+
+def _deeper(text: str, by: int) -> str:
+    """Move headings down by some levels."""
+    return re.sub(r"(?m)^#+(?= )", lambda mark: "#" * (len(mark[0]) + by), text)
+
+
+def _seen_from_docs(text: str) -> str:
+    """Let links of a page in `docs/scale/` lead to the same place from one in `docs/`."""
+    return re.sub(r"\]\((?!https?:|#)(\S+?)\)", lambda to: f"]({os.path.normpath('scale/' + to[1])})", text)
+
+
+def _fragment(name: str) -> str:
+    path = DOCS / "scale" / name
+    return path.read_text().strip() if path.exists() else ""
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "scores.md": scores,
     "methods.md": methods,
     "cli.md": commands,
     "api.md": reference,
     "reliability.md": reliability,
+    "scale.md": scale,
 }
 
 if __name__ == "__main__":
