@@ -30,10 +30,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing.spawn as mp
 from memory import peak
 from timing import finish, machine
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from spcp import SPCPLinear, Truncation, contribution_quantile, data, scores
 from spcp.bank import SHARD, FeatureBank
@@ -144,7 +144,7 @@ def measure_sharded() -> list[Record]:
     records = []
     for world in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(one_process, (world, folder), nprocs=world)
+            spawn(one_process, (world, folder), nprocs=world)
             every = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world)]
         largest = {key: max(record[key] for record in every) for key in every[0]}
         records.append({"processes": world, **largest})

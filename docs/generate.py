@@ -426,40 +426,50 @@ SCALE_PAGE = """# Scale out
 
 {note}
 
-| more ... | use | what bounds it |
+| more ... | use | see |
 |---|---|---|
-| images to train or fit on | [many images](#many-images) | each is read once; a feature bank is written in shards |
-| runs: seeds, settings, studies | [many runs](#many-runs) | one process a run; a run resumes to the bit |
-| inputs to decide about | [many inputs](#many-inputs) | `spcp detect`: constant memory, goes on after a kill |
-| classes | [many classes](#many-classes) | time and memory of the head are proportional to their number |
+| images to evaluate and fit on | `spcp eval`, with several processes by torchrun | [many images](#many-images) |
+| runs: seeds, settings, a study | `spcp train`, `tune` and `reproduce`, several at a time | [many runs](#many-runs) |
+| inputs to decide about | `spcp detect` with `--out`, here or on a cluster | [many inputs](#many-inputs) |
+| classes | nothing; past one process's memory `shard_classes(model, mesh)` | [many classes](#many-classes) |
 
 Everything below was measured, on machines that the tables name; the [last section](#many-machines-on-paper) is
 arithmetic from that.
 """
-SCALE_PARTS = {  # sections in docs/scale/, and the tables that follow where the text does not include them
+SCALE_PARTS = {  # sections in docs/scale/, and their tables: each follows the paragraph that links to it
     "Many images": ("images.md", "bank.md", "processes.md"),
     "Many runs": ("many-runs.md", "runs.md"),
     "Many inputs": ("many-inputs.md", "inputs-table.md"),
-    "Many classes": ("many-classes.md", "classes-table.md"),
+    "Many classes": ("many-classes.md", "classes-table.md", "sharded-table.md", "scores-table.md"),
     "Many machines, on paper": ("machines.md",),
 }
-INCLUDE = re.compile(r'^(?:<!-- include: (\S+) -->|--8<-- "(?:docs/)?(?:scale/)?(\S+)")$', re.MULTILINE)
 
 
 def scale() -> str:
     """Return the page about scale, put together from `docs/scale/`: sections, and tables that scripts wrote."""
     parts = [SCALE_PAGE.format(note=NOTE)]
     for title, (section, *tables) in SCALE_PARTS.items():
-        path = DOCS / "scale" / section
-        text = path.read_text() if path.exists() else "Not written yet.\n"
-        tables = [name for name in tables if name not in text]
-        text = INCLUDE.sub(lambda line: _fragment(line[1] or line[2]), text)
-        text = "\n\n".join([text.rstrip(), *(part for name in tables if (part := _fragment(name)))])
+        text = _part_of_scale(section) or "Not written yet."
         if first := re.match(r"(#+) .*\n", text):  # its own title
             text = _outside_code(partial(_deeper, by=2 - len(first[1])), text[first.end() :])
-        text = _outside_code(_seen_from_docs, text)
-        parts.append(f"## {title}\n\n{text.strip()}\n")
+        for name in tables:
+            text = _with_table(text, name)
+        parts.append(f"## {title}\n\n{_outside_code(_seen_from_docs, text).strip()}\n")
     return "\n".join(parts)
+
+
+def _part_of_scale(name: str) -> str:
+    path = DOCS / "scale" / name
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _with_table(text: str, name: str) -> str:
+    """Put a table below the paragraph that links to it, in place of the link, or at the end."""
+    link, table = re.compile(rf"\[([^]]*)\]\({re.escape(name)}\)"), _part_of_scale(name)
+    paragraphs = text.split("\n\n")
+    i = next((i for i, paragraph in enumerate(paragraphs) if link.search(paragraph)), len(paragraphs) - 1)
+    paragraphs[i] = link.sub(r"\1", paragraphs[i])
+    return "\n\n".join([*paragraphs[: i + 1], *([table] if table else []), *paragraphs[i + 1 :]])
 
 
 def _outside_code(change: Callable[[str], str], text: str) -> str:
@@ -474,11 +484,6 @@ def _deeper(text: str, by: int) -> str:
 def _seen_from_docs(text: str) -> str:
     """Let links of a page in `docs/scale/` lead to the same place from one in `docs/`."""
     return re.sub(r"\]\((?!https?:|#)(\S+?)\)", lambda to: f"]({os.path.normpath('scale/' + to[1])})", text)
-
-
-def _fragment(name: str) -> str:
-    path = DOCS / "scale" / name
-    return path.read_text().strip() if path.exists() else ""
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

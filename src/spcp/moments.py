@@ -50,11 +50,12 @@ class Moments:
         share = (other.count / count.clamp(min=1))[:, None]
         step = other.mean - self.mean
         weight = self.count[:, None] * share  # n_a n_b / (n_a + n_b)
+        both = weight[:, 0] > 0  # of many classes, few have rows in both parts, and others add nothing
         return Moments(
             count,
             self.mean + share * step,
             self.squares + other.squares + weight * step.square(),
-            self.scatter + other.scatter + step.t() @ (weight * step),
+            self.scatter + other.scatter + step[both].t() @ (weight * step)[both],
         )
 
     @property
@@ -78,17 +79,10 @@ class Moments:
 
 
 def merged_moments(parts: Iterable[tuple[Tensor, Tensor]], num_classes: int, num_features: int) -> Moments:
-    """Merge the moments of parts, each features (N, D) and labels (N,).
-
-    A part changes the moments of its own classes only, so its cost does not depend on how many there are in all.
-    """
+    """Merge the moments of parts, each features (N, D) and labels (N,)."""
     whole = Moments.empty(num_classes, num_features)
     for h, y in parts:
-        classes, places = y.cpu().unique(return_inverse=True)
-        before = Moments(whole.count[classes], whole.mean[classes], whole.squares[classes], whole.scatter)
-        after = before.merge(Moments.of(h, places, len(classes)))
-        whole.count[classes], whole.mean[classes], whole.squares[classes] = after.count, after.mean, after.squares
-        whole.scatter = after.scatter
+        whole = whole.merge(Moments.of(h, y, num_classes))
     return whole
 
 

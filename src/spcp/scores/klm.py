@@ -16,22 +16,21 @@ class KLM(Score):
 
     paper = "Scaling Out-of-Distribution Detection for Real-World Settings (KLM), ICML 2022"
     formula = "-min_c KL(p || q_c)"
-    cost = "one pass; a matrix product of B x K x K; keeps K x K numbers (K for each class that is ever predicted)"
+    cost = "one pass; a matrix product of B x K x K; keeps K x K numbers"
     fitted_on = ("val",)
     state = ("log_q",)
     log_q: Tensor  # (predicted classes, K)
 
     def fit_held_out(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Compute the mean predictions q_c; classes that are never predicted have none."""
-        counts = torch.zeros(data.num_classes, dtype=torch.int64)
+        sums = torch.zeros(data.num_classes, data.num_classes, dtype=torch.float64)
+        counts = torch.zeros(data.num_classes, dtype=torch.float64)
         for _, z, *_ in data.parts():
-            counts += torch.bincount(z.argmax(1), minlength=data.num_classes)
-        places = (counts > 0).cumsum(0) - 1  # of a class among those that are predicted
-        q = torch.zeros(int((counts > 0).sum()), data.num_classes, dtype=torch.float64)
-        for _, z, *_ in data.parts():
-            q.index_add_(0, places[z.argmax(1)], z.double().softmax(1))
-        q /= counts[counts > 0, None]
-        self.log_q = q.clamp_(min=torch.finfo(torch.float32).tiny).log_().float()
+            predicted = z.argmax(1)
+            sums.index_add_(0, predicted, z.double().softmax(1))
+            counts += torch.bincount(predicted, minlength=data.num_classes)
+        q = (sums / counts.clamp(min=1)[:, None])[counts > 0]
+        self.log_q = q.clamp(min=torch.finfo(torch.float32).tiny).log().float()
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
