@@ -45,7 +45,7 @@ def test_import_takes_torch_alone() -> None:
     everything = "spcp; [getattr(spcp, name) for name in dir(spcp) if name != 'report']"
     loaded = [
         set(subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True).stdout.split())
-        for name in ("torch", everything)
+        for name in ("torch, torch.distributed.tensor", everything)
     ]
     extra = {name for name in loaded[1] - loaded[0] if name not in sys.stdlib_module_names and not name.startswith("_")}
     assert extra == {"spcp"}
