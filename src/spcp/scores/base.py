@@ -92,11 +92,16 @@ class Score(nn.Module):
     @torch.no_grad()
     def scores(self, data: FeatureBank, head: nn.Linear) -> Tensor:
         """Return the scores (N,) of a whole bank, computed part by part."""
-        device, scores = head.weight.device, []
+        device, at = head.weight.device, 0
+        scores = torch.empty(0)
         for part in data.parts():
             for h, z in zip(part.features.split(self.rows), part.logits.split(self.rows), strict=True):
-                scores.append(self(h.to(device), z.to(device), head).cpu())
-        return torch.cat(scores)
+                some = self(h.to(device), z.to(device), head).cpu()
+                if not at:  # one piece of memory: many small ones among what is freed would keep that from being used
+                    scores = some.new_empty(len(data))
+                scores[at : at + len(some)] = some
+                at += len(some)
+        return scores
 
     def _load_from_state_dict(self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any) -> None:
         for name in self.state:  # fitted buffers have whatever size they came out with
