@@ -61,6 +61,7 @@ dist: $(VENV)/ready
 # With an aim missed, exits 1. scores.py and passes.py want pytorch-ood and faiss-cpu, training.py wants CIFAR-10.
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/head.py --check
+	$(BIN)/python benchmarks/scale.py --check
 	$(BIN)/python benchmarks/overhead.py --check
 	$(BIN)/python benchmarks/loading.py --check
 	$(BIN)/python benchmarks/streaming.py --check

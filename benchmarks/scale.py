@@ -4,7 +4,8 @@
     python benchmarks/scale.py --write      # only the pages, from the numbers of the last run
 
 Classes: a training step of the head (quantile of every sample, threshold, forward, backward) and inference, beside
-`nn.Linear`, all numbers of classes in turn; the least time counts. Images: `fit` on N rows of features, and scoring N
+`nn.Linear`, all numbers of classes in turn; the least time counts. Times are the process's CPU time with one thread, so
+that other work on the machine does not count. Images: `fit` on N rows of features, and scoring N
 rows with a detector that was fitted on 10 000; the rows are one shard over and over, so that nothing is spent on making
 them. Memory is the growth of the process's peak in a call. Exponents are slopes of log(time) and log(memory) by least
 squares over the last decade, from 10 000 classes and from 100 000 images on, where fixed costs no longer count; what
@@ -22,16 +23,17 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from memory import peak
 from timing import finish, machine
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 
 from spcp import SPCPLinear, Truncation, contribution_quantile, data, scores
 from spcp.bank import SHARD, FeatureBank
@@ -41,7 +43,7 @@ from spcp.tables import to_markdown
 
 FOLDER = Path(__file__).parent.parent / "docs" / "scale"
 AIM, LEAST_MB = 1.05, 8.0
-BATCH, D, RHO_NORM = 64, 768, 0.4
+BATCH, D, RHO_NORM, ROUNDS = 64, 768, 0.4, 3
 CLASSES = (10, 100, 1000, 10_000, 21_843, 46_416, 100_000)
 LAST_CLASSES, LAST_IMAGES = 10_000, 100_000  # from where on exponents are fitted
 WIDE = (21_843, 2048)  # classes and features of a ResNet-50 on ImageNet-21k
@@ -93,18 +95,15 @@ def steps_of(K: int, features: int) -> dict[str, Callable[[], object]]:
     }
 
 
-def measure_classes(seconds: float) -> list[Record]:
+def measure_classes() -> list[Record]:
     shapes = [(K, D) for K in CLASSES] + [WIDE]
     work = [steps_of(*shape) for shape in shapes]
     best = [dict.fromkeys(steps, math.inf) for steps in work]
-    end = time.perf_counter() + seconds
-    rounds = -1  # the first warms up
-    while rounds < 3 or time.perf_counter() < end:
+    for rounds in range(-1, ROUNDS):  # the first warms up
         for steps, own in zip(work, best, strict=True):
             for name, function in steps.items():
                 took = seconds_of(function)
                 own[name] = min(own[name], took if rounds >= 0 else math.inf)
-        rounds += 1
     records = []
     for (K, features), steps, own in zip(shapes, work, best, strict=True):
         memory = {}
@@ -113,7 +112,7 @@ def measure_classes(seconds: float) -> list[Record]:
             memory[f"{name} MB"] = peak(steps[name])
         weights = 4 * K * (features + 1) / 2**20
         del own["clear"]
-        records.append({"K": K, "D": features, "rounds": rounds, "weights MB": weights, **own, **memory})
+        records.append({"K": K, "D": features, "rounds": ROUNDS, "weights MB": weights, **own, **memory})
         show(records[-1])
         steps.clear()
     return records
@@ -123,10 +122,15 @@ def seconds_of(function: Callable[[], object], least: float = 0.02) -> float:
     """Seconds of a call; a short one is repeated, and the least counts."""
     best, end = math.inf, time.perf_counter() + least
     while best == math.inf or time.perf_counter() < end:
-        start = time.perf_counter()
-        function()
-        best = min(best, time.perf_counter() - start)
+        best = min(best, once(function))
     return best
+
+
+def once(function: Callable[[], object]) -> float:
+    """CPU seconds of a call."""
+    start = time.process_time()
+    function()
+    return time.process_time() - start
 
 
 # Classes that several processes share
@@ -137,7 +141,7 @@ def measure_sharded() -> list[Record]:
     records = []
     for world in (1, 2):
         with tempfile.TemporaryDirectory() as folder:
-            mp.spawn(one_process, (world, folder), nprocs=world)
+            spawn(one_process, (world, folder), nprocs=world)
             every = [json.loads((Path(folder) / f"{rank}.json").read_text()) for rank in range(world)]
         largest = {key: max(record[key] for record in every) for key in every[0]}
         records.append({"processes": world, **largest})
@@ -179,24 +183,17 @@ def one_process(rank: int, world: int, folder: str) -> None:
         sent.append(tensor.numel() * tensor.element_size())
         return gather(tensors, tensor, *rest)
 
-    dist.all_gather = counted
+    dist.all_gather = counted  # type: ignore[assignment]
     with torch.no_grad():
         head.estimate(h)
     dist.all_gather = gather
-    times = [once(lambda: dist.barrier(), step) for _ in range(3)]
-    estimate = min(once(lambda: dist.barrier(), lambda: head.estimate(h.detach())) for _ in range(3))
-    record = {"weights MB": own.numel() * 4 / 2**20, "step MB": memory, "step": min(times), "threshold": estimate}
+    record = {"weights MB": own.numel() * 4 / 2**20, "step MB": memory}
+    record |= {"step": min(once(step) for _ in range(3))}
+    record |= {"threshold": min(once(lambda: head.estimate(h.detach())) for _ in range(3))}
     record |= {"sent": sum(sent), "rounds": len(sent), "counting": 2 * BATCH * (1 << 16) * 4}
     (Path(folder) / f"{rank}.json").write_text(json.dumps(record))
     dist.barrier()
     os._exit(0)  # without the clean-up, in which gloo's threads now and then abort
-
-
-def once(before: Callable[[], object], function: Callable[[], object]) -> float:
-    before()
-    start = time.perf_counter()
-    function()
-    return time.perf_counter() - start
 
 
 # What scores keep
@@ -243,8 +240,12 @@ def shard(rows: int, size: int, head: nn.Linear) -> FeatureBank:
 
 def seconds_and_memory(function: Callable[[], object]) -> tuple[float, float]:
     times: list[float] = []
-    memory = peak(lambda: times.append(once(lambda: None, function)))
+    memory = peak(lambda: times.append(once(function)))
     return times[0], memory
+
+
+def fit(kind: type[scores.Score], bank: FeatureBank, head: nn.Linear) -> None:
+    kind().fit(bank, head)
 
 
 def measure_images() -> list[Record]:
@@ -255,17 +256,12 @@ def measure_images() -> list[Record]:
     for name, kind in SCORES.items():
         fitted = kind().fit(fixed, head).fit_held_out(fixed, head)
         fitted.scores(fixed, head)
-        rounds: dict[int, Record] = {}
-        for _ in range(2):  # in turn: the machine may be busy for a while
-            for rows in IMAGES:
-                bank = shard(rows, ROW_SIZE, head)
-                new: Record = {}
-                new["fit"], new["fit MB"] = seconds_and_memory(lambda bank=bank: kind().fit(bank, head))  # type: ignore[misc]
-                new["score"], new["score MB"] = seconds_and_memory(lambda bank=bank: fitted.scores(bank, head))  # type: ignore[misc]
-                old = rounds.get(rows, new)
-                rounds[rows] = {key: min(new[key], old[key]) for key in new}
-        records += [{"name": name, "rows": rows, **rounds[rows]} for rows in IMAGES]
-        for record in records[-len(IMAGES) :]:
+        for rows in IMAGES:
+            bank = shard(rows, ROW_SIZE, head)
+            record: Record = {"name": name, "rows": rows}
+            record["fit"], record["fit MB"] = seconds_and_memory(partial(fit, kind, bank, head))
+            record["score"], record["score MB"] = seconds_and_memory(partial(fitted.scores, bank, head))
+            records.append(record)
             show(record)
     return records
 
@@ -304,8 +300,8 @@ def measure_rest() -> Record:
 
 
 def show(record: Record) -> None:
-    print("  ".join(f"{key} {value:.4g}" if isinstance(value, float) else f"{key} {value}" for key, value in record.items()),
-          flush=True)  # fmt: skip
+    values = (f"{value:.4g}" if isinstance(value, float) else str(value) for value in record.values())
+    print("  ".join(map(" ".join, zip(record, values, strict=True))), flush=True)
 
 
 # Exponents
@@ -393,8 +389,8 @@ def sharded_table(measured: Record) -> str:
     counting = measured["sharded"][0]["counting"] / 1e6
     return (
         f"K = {count(K)}, D = {features}, batches of {BATCH}, cross-entropy of gathered logits; gloo, one thread a "
-        f"process, the slowest process. To count bits instead, 65 536 counters twice for each sample, would take "
-        f"{counting:.0f} MB. {measured['machine']}.\n\n{to_markdown(header, lines)}"
+        f"process, CPU time of the slower process. To count bits instead, 65 536 counters twice for each sample, would "
+        f"take {counting:.0f} MB. {measured['machine']}.\n\n{to_markdown(header, lines)}"
     )
 
 
@@ -421,79 +417,77 @@ def machines(measured: Record) -> str:
     cores = {
         "decode a JPEG of 500 x 375 pixels": rest["decode"],
         "ResNet-18 at 224 pixels": rest["network"],
-        "score: consensus": each["consensus"],
-        "score: mds": each["mds"],
-        "score: energy": each["energy"],
+        **{f"{name}, D = {ROW_SIZE}, K = {ROW_CLASSES}": each[name] for name in ("consensus", "mds", "energy")},
     }
     table = to_markdown(
         ["of one image", "measured, one core", "cores for a billion a day"],
-        [[name, f"{1e3 * t:.3g} ms", f"{rate * t:,.0f}".replace(",", " ")] for name, t in cores.items()],
+        [[name, f"{1e3 * t:.3g} ms", count(rate * t)] for name, t in cores.items()],
     )
     first = max(cores, key=lambda name: cores[name])
-    share = cores["score: consensus"] / (rest["decode"] + rest["network"] + cores["score: consensus"])
+    share = 100 * each["consensus"] / (rest["decode"] + rest["network"] + each["consensus"])
     bank_row = 4 * (512 + 1000) + 16
 
-    pictures, batch_steps = 14.2e6, 14.2e6 / BATCH
-    head_hours = batch_steps * wide["step"] / 3600
-    linear_hours = batch_steps * wide["linear"] / 3600
-    decode_hours = pictures * rest["decode"] / 3600
-    network_hours = pictures * rest["network training"] / 3600
+    pictures = 14.2e6
+    hours = {
+        "decode": pictures * rest["decode"] / 3600,
+        "ResNet-18 at 224 pixels, forward and backward": pictures * rest["network training"] / 3600,
+        f"the head, K = {count(K)}, D = {features}": pictures / BATCH * wide["step"] / 3600,
+        "the same, `nn.Linear`": pictures / BATCH * wide["linear"] / 3600,
+    }
     training = to_markdown(
-        ["an epoch of 14.2 M images", "from", "core hours"],
-        [
-            ["decoding", f"{1e3 * rest['decode']:.3g} ms an image", f"{decode_hours:,.0f}".replace(",", " ")],
-            ["ResNet-18 at 224 pixels, forward and backward", f"{1e3 * rest['network training']:.3g} ms an image",
-             f"{network_hours:,.0f}".replace(",", " ")],
-            [f"the head, K = {count(K)}, D = {features}", f"{wide['step']:.2f} s a batch of {BATCH}",
-             f"{head_hours:,.0f}".replace(",", " ")],
-            ["the same, `nn.Linear`", f"{wide['linear']:.2f} s a batch of {BATCH}",
-             f"{linear_hours:,.0f}".replace(",", " ")],
-        ],
-    )  # fmt: skip
-    weights = 4 * K * features
+        ["of an epoch", "measured, one core, an image", "core hours"],
+        [[name, f"{1e3 * 3600 * t / pictures:.3g} ms", count(t)] for name, t in hours.items()],
+    )
+    longest = max(hours, key=lambda name: hours[name])
+    weights, step_mb = 4 * K * features / 1e6, wide["step MB"] * 2**20 / 1e6
     two = measured["sharded"][1]
-    bank_21k = 4 * (K + features) * pictures
+    bank_tb = 4 * (K + features) * pictures / 1e12
+    powers = to_markdown(
+        ["what grows", "exponent"],
+        [[n, f"{abs(x):.2f}" if abs(x) < 0.005 else f"{x:.2f}"] for n, x in measured["exponents"].items()],
+    )
     return f"""## Many machines, on paper
 
-Nobody lent us a cluster. What follows is arithmetic from what one core measured: {measured["machine"]}.
+There was one machine. What follows is arithmetic from what one core of it measured, in CPU time: {measured["machine"]}.
 `python benchmarks/scale.py` measures it, and writes this section.
 
-![Time and memory by the number of classes and of images, on logarithmic scales: straight lines](scale.svg)
+![Time and memory by the number of classes and of images, on logarithmic scales](scale.svg)
 
-The exponents of the last decade (10 000 to 100 000 classes; 100 000 to 1 000 000 images) are at most {top:.2f}
-(aim: {AIM}); 1 is proportional, 0 is constant.
+The exponents of the last decade (10 000 to 100 000 classes; 100 000 to 1 000 000 images) are at most {top:.2f}; the aim
+is {AIM}. 1 is proportional, 0 is constant.
 
-{to_markdown(["what grows", "exponent"], [[name, f"{value:.2f}"] for name, value in measured["exponents"].items()])}
+{powers}
 ### A billion images a day
 
-That is {rate:,.0f} images a second. Each needs nothing of the others, so cores add up, as long as their inputs reach them.
+That is {count(rate)} images a second. Each needs nothing of the others, so cores add up, as long as their inputs
+reach them.
 
 {table}
-What breaks first: {first}, then the other half of the work of getting an image into a vector. The score is
-{100 * share:.1f} % of it. What does not break: memory, which `spcp detect` holds constant; the threshold, which is one
-number; the monitor, which is one process a stream. What must not be kept is a feature bank of everything: {bank_row} bytes
-an image (D = 512, K = 1000) are {a_day * bank_row / 1e12:.1f} TB a day. And a score that keeps a share of the training
-data (knn, nnguide, relation) gets slower with every image that it is fitted on: `--bank` limits that.
+What breaks first: {first}. The score is {share:.2g} % of decoding, network and consensus together. What does not
+break: memory, which `spcp detect` holds constant; the threshold, which is one number; the monitor, which is one
+process a stream. A feature bank of everything must not be kept: {bank_row} bytes an image (D = 512, K = 1000) are
+{a_day * bank_row / 1e12:.1f} TB a day. And a score that keeps a share of the training data (knn, nnguide, relation)
+gets slower with every image that it is fitted on; an export can keep less of it (`--bank`).
 
 ### ImageNet-21k
 
 21 841 classes, 14.2 million images.
 
 {training}
-The head of D = {features} has {weights / 1e6:.0f} MB of weights; with gradients and momentum {3 * weights / 1e6:.0f} MB, which
-one machine holds. A step needs {wide["step MB"]:.0f} MB beside the weights ({wide["step MB"] * 2**20 / weights:.2f} times
-the weights; the gradient is 1). Two processes hold {two["weights MB"]:.0f} MB each and exchange
-{two["sent"] / 1e3:.0f} kB each for the threshold; the gradient of the features is {4 * BATCH * features / 1e3:.0f} kB.
+What breaks first: {longest}. The head of D = {features} has {weights:.0f} MB of weights; with gradients and momentum
+{3 * weights:.0f} MB, which one machine holds. A step needs {step_mb:.0f} MB beside the weights,
+{step_mb / weights:.2f} times as much as they, of which the gradient is 1. Two processes hold
+{two["weights MB"]:.0f} MB each and send {two["sent"] / 1e3:.0f} kB each for the threshold; the gradient of the features
+is {4 * BATCH * features / 1e3:.0f} kB.
 
-What breaks first is not the head: it is decoding and the network, {(decode_hours + network_hours) / head_hours:.0f} times the
-head's hours. After training, a feature bank of all images would take {bank_21k / 1e12:.2f} TB,
-{100 * K / (K + features):.0f} % of it logits; fit on a part. KLM and fDBD keep K x K numbers: {4 * K * K / 1e9:.1f} GB here,
-{4 * 1e5**2 / 1e9:.0f} GB at 100 000 classes; the default consensus keeps K x D at most.
+After training, a feature bank of all images would take {bank_tb:.2f} TB, {100 * K / (K + features):.0f} % of it logits;
+fit on a part. KLM and fDBD keep K x K numbers: {4 * K * K / 1e9:.1f} GB here, {4 * 1e5**2 / 1e9:.0f} GB at 100 000
+classes. The default consensus keeps K x D numbers and a share of the features.
 """
 
 
-def count(n: int) -> str:
-    return f"{n:,}".replace(",", " ")
+def count(n: float) -> str:
+    return f"{n:,.0f}".replace(",", " ") if n >= 10 else f"{n:.2g}"
 
 
 def curves(measured: Record) -> str:
@@ -528,20 +522,31 @@ def curves(measured: Record) -> str:
     return for_both_schemes(as_svg(figure))
 
 
+PARTS: Mapping[str, Callable[[], Any]] = {
+    "classes": measure_classes,
+    "sharded": measure_sharded,
+    "images": measure_images,
+    "state": measure_state,
+    "rest": measure_rest,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--write", action="store_true", help="write the pages from the numbers that are there")
-    parser.add_argument("--seconds", type=float, default=40, help="for the steps of the head")
+    parser.add_argument("--only", help="measure these parts, as classes,images, and keep the other numbers")
     options = parser.parse_args()
+    kept = json.loads((FOLDER / "scale.json").read_text()) if options.write or options.only else {}
     if options.write:
-        write(json.loads((FOLDER / "scale.json").read_text()))
+        write(kept)
         return
     torch.set_num_threads(1)
     print(machine())
-    measured: Record = {"machine": machine(), "classes": measure_classes(options.seconds)}
-    measured |= {"sharded": measure_sharded(), "images": measure_images(), "state": measure_state()}
-    measured["rest"] = measure_rest()
+    measured: Record = {"machine": machine()}
+    for part, measure in PARTS.items():
+        wanted = part in (options.only or part).split(",")
+        measured[part] = measure() if wanted else kept[part]
     measured["exponents"] = exponents(measured)
     print()
     for name, value in measured["exponents"].items():

@@ -1,5 +1,5 @@
-"""Write the pages that follow from the code, and from what was measured: scores.md, methods.md, cli.md, api.md and
-reliability.md.
+"""Write the pages that follow from the code, and from what was measured: scores.md, methods.md, cli.md, api.md,
+reliability.md and scale.md.
 
 python docs/generate.py            # after a change of a score, a method, a command or a public name
 python docs/generate.py --check    # exit 1 if a page is not up to date
@@ -10,9 +10,11 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
+import os
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -419,12 +421,79 @@ def reliability() -> str:
     return RELIABILITY_PAGE.format(note=NOTE, **kept)
 
 
+# Scale
+
+SCALE_PAGE = """# Scale out
+
+{note}
+
+| more ... | use | see |
+|---|---|---|
+| images to evaluate and fit on | `spcp eval`, with several processes by torchrun | [many images](#many-images) |
+| runs: seeds, settings, a study | `spcp train`, `tune` and `reproduce`, several at a time | [many runs](#many-runs) |
+| inputs to decide about | `spcp detect` with `--out`, here or on a cluster | [many inputs](#many-inputs) |
+| classes | nothing; past one process's memory `shard_classes(model, mesh)` | [many classes](#many-classes) |
+
+Everything below was measured, on machines that the tables name; the [last section](#many-machines-on-paper) is
+arithmetic from that.
+"""
+SCALE_PARTS = {  # sections in docs/scale/, and their tables: each follows the paragraph that links to it
+    "Many images": ("images.md", "bank.md", "processes.md"),
+    "Many runs": ("many-runs.md", "runs.md"),
+    "Many inputs": ("many-inputs.md", "inputs-table.md"),
+    "Many classes": ("many-classes.md", "classes-table.md", "sharded-table.md", "scores-table.md"),
+    "Many machines, on paper": ("machines.md",),
+}
+
+
+def scale() -> str:
+    """Return the page about scale, put together from `docs/scale/`: sections, and tables that scripts wrote."""
+    parts = [SCALE_PAGE.format(note=NOTE)]
+    for title, (section, *tables) in SCALE_PARTS.items():
+        text = _part_of_scale(section) or "Not written yet."
+        if first := re.match(r"(#+) .*\n", text):  # its own title
+            text = _outside_code(partial(_deeper, by=2 - len(first[1])), text[first.end() :])
+        for name in tables:
+            text = _with_table(text, name)
+        parts.append(f"## {title}\n\n{_outside_code(_seen_from_docs, text).strip()}\n")
+    return "\n".join(parts)
+
+
+def _part_of_scale(name: str) -> str:
+    path = DOCS / "scale" / name
+    return path.read_text().strip() if path.exists() else ""
+
+
+def _with_table(text: str, name: str) -> str:
+    """Put a table below the paragraph that links to it, in place of the link, or at the end."""
+    link, table = re.compile(rf"\[([^]]*)\]\({re.escape(name)}\)"), _part_of_scale(name)
+    paragraphs = text.split("\n\n")
+    i = next((i for i, paragraph in enumerate(paragraphs) if link.search(paragraph)), len(paragraphs) - 1)
+    paragraphs[i] = link.sub(r"\1", paragraphs[i])
+    return "\n\n".join([*paragraphs[: i + 1], *([table] if table else []), *paragraphs[i + 1 :]])
+
+
+def _outside_code(change: Callable[[str], str], text: str) -> str:
+    return "".join(part if part.startswith("```") else change(part) for part in re.split(r"(?s)(```.*?```)", text))
+
+
+def _deeper(text: str, by: int) -> str:
+    """Move headings down by some levels."""
+    return re.sub(r"(?m)^#+(?= )", lambda mark: "#" * (len(mark[0]) + by), text)
+
+
+def _seen_from_docs(text: str) -> str:
+    """Let links of a page in `docs/scale/` lead to the same place from one in `docs/`."""
+    return re.sub(r"\]\((?!https?:|#)(\S+?)\)", lambda to: f"]({os.path.normpath('scale/' + to[1])})", text)
+
+
 PAGES: Mapping[str, Callable[[], str]] = {
     "scores.md": scores,
     "methods.md": methods,
     "cli.md": commands,
     "api.md": reference,
     "reliability.md": reliability,
+    "scale.md": scale,
 }
 
 if __name__ == "__main__":

@@ -45,7 +45,7 @@ def test_import_takes_torch_alone() -> None:
     everything = "spcp; [getattr(spcp, name) for name in dir(spcp) if name != 'report']"
     loaded = [
         set(subprocess.run([sys.executable, "-c", code.format(name)], capture_output=True, text=True).stdout.split())
-        for name in ("torch", everything)
+        for name in ("torch, torch.distributed.tensor", everything)
     ]
     extra = {name for name in loaded[1] - loaded[0] if name not in sys.stdlib_module_names and not name.startswith("_")}
     assert extra == {"spcp"}
@@ -414,7 +414,7 @@ def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r"^ +- .*: (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
     assert len(set(listed)) == len(listed)
     docs = ROOT / "docs"
-    written = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")}
+    written = {path.relative_to(docs).as_posix() for path in docs.rglob("*.md") if path.parent.name != "scale"}  # parts
     assert set(listed) == written | {"contributing.md", "changes.md"}
 
 

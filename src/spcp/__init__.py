@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from .contributions import fit_threshold as fit_threshold
     from .contributions import remove_spcp as remove_spcp
     from .contributions import sparsity as sparsity
+    from .contributions.sharded import gather_classes as gather_classes
+    from .contributions.sharded import shard_classes as shard_classes
     from .detector import Detection as Detection
     from .detector import Detector as Detector
     from .engines.runs import Engine as Engine
@@ -44,6 +46,8 @@ _METHOD = (
     *("contribution_quantile", "explain", "find_classifier", "fit_threshold", "remove_spcp", "sparsity", "Truncation"),
 )
 _HOME = dict.fromkeys(_METHOD, "contributions") | {
+    "gather_classes": "contributions.sharded",
+    "shard_classes": "contributions.sharded",
     "Detection": "detector",
     "Detector": "detector",
     "Engine": "engines.runs",

@@ -139,7 +139,9 @@ class Moments:
         count.index_add_(0, theirs, other.count)
         mean.index_add_(0, theirs, share[:, None] * step)
         squares.index_add_(0, theirs, other.squares + weight * step.square())
-        return Moments(classes, count, mean, squares, self.scatter + other.scatter + step.t() @ (weight * step))
+        both = before > 0  # of many classes, few have rows in both parts, and the others add nothing
+        scatter = self.scatter + other.scatter + step[both].t() @ (weight * step)[both]
+        return Moments(classes, count, mean, squares, scatter)
 
     def over(self, num_classes: int) -> Moments:
         """Return the same with a row for each class: those that do not occur have zeros."""

@@ -71,7 +71,7 @@ def gather_classes(model: Model) -> Model:
     for key, divided in list(head.named_parameters(recurse=False)):
         head.register_parameter(key, nn.Parameter(_whole(divided), requires_grad=divided.requires_grad))
     del head.mesh, head.gather_logits
-    head.__class__ = SPCPLinear
+    head.__class__ = SPCPLinear  # type: ignore[assignment]
     return model
 
 
@@ -95,7 +95,7 @@ class ShardedSPCPLinear(SPCPLinear):
         return rows
 
     def forward(self, input: Tensor) -> Tensor:
-        """Return the logits, all or (with `gather_logits=False`) divided; in training mode, update the threshold first."""
+        """Return the logits, all or (with `gather_logits=False`) divided; in training, update the threshold first."""
         if isinstance(input, DTensor):
             input = input.redistribute(self.mesh, [Replicate()]).to_local()
         return super().forward(input)
@@ -205,4 +205,4 @@ def _own(x: Tensor) -> Tensor:
 
 def _whole(x: Tensor) -> Tensor:
     assert isinstance(x, DTensor)
-    return x.detach().full_tensor()
+    return x.full_tensor().detach()
