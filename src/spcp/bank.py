@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,7 +193,7 @@ def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
 
 def inputs_at_once(x: Tensor) -> int:
     """Return how many of these inputs are passed through a network at once: a network needs many times their memory."""
-    return max(1, min(BATCH, PIECE // max(1, x[:1].numel())))
+    return max(1, min(BATCH, PIECE // max(1, math.prod(x.shape[1:]))))
 
 
 def _is_pair(data: Any) -> bool:
