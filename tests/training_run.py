@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,10 @@ def prepare_to_die(where: str, count: int) -> None:
     TrainingState.add, os.replace, files.write_tensors = dying_add, dying_replace, dying_save
 
 
-def main() -> None:
-    folder, method, epochs, network, *rest = sys.argv[1:]
+def main(*arguments: str, variables: Mapping[str, str] | None = None) -> None:
+    """Train; `variables` are added to the environment."""
+    folder, method, epochs, network, *rest = arguments
+    os.environ.update(variables or {})
     strategy, until = rest[0] if rest else "auto", int(rest[1]) if rest[1:] else None
     torch.set_num_threads(1)
     loop.LOOK = 0.0  # so that every step may be saved
@@ -105,4 +108,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])
