@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import csv
 import dataclasses
 import fcntl
 import json
 import math
+import multiprocessing.connection
 import multiprocessing.forkserver
 import os
 import pty
@@ -19,6 +19,7 @@ import subprocess
 import sys
 import termios
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +64,10 @@ def _server() -> None:
         multiprocessing.forkserver.ensure_running()
 
 
-def start(*arguments: object, **variables: object) -> Any:
+def start(*arguments: object, streams: Mapping[int, str] | None = None, **variables: object) -> Any:
     """Start a run in a process of its own, with variables in its environment."""
-    shown = {name: str(value) for name, value in variables.items()}
-    process = PROCESSES.Process(target=training_run.main, args=map(str, arguments), kwargs={"variables": shown})
+    options = {"variables": {name: str(value) for name, value in variables.items()}, "streams": streams}
+    process = PROCESSES.Process(target=training_run.main, args=map(str, arguments), kwargs=options)
     process.start()
     return process
 
@@ -470,12 +471,13 @@ def test_loggers_are_told_what_the_metrics_are_told(tmp_path: Path) -> None:
         assert {key: float(row[key]) for key in line} == pytest.approx(line)
 
 
+@pytest.mark.usefixtures("_server")
 def test_what_is_shown(tmp_path: Path) -> None:
     """On a terminal a bar, with the speed and the time left; plain lines elsewhere; nothing on standard output."""
-    run_it = [sys.executable, str(SCRIPT)]
-    plain = subprocess.run([*run_it, str(tmp_path / "a"), "spcp", "2", "cnn"], capture_output=True, text=True)
-    assert plain.stdout == ""
-    shown = [line for line in plain.stderr.splitlines() if line.startswith("epoch")]
+    streams = {number: str(tmp_path / f"{number}.txt") for number in (1, 2)}
+    assert end(start(tmp_path / "a", "spcp", 2, "cnn", streams=streams)) == 0
+    assert Path(streams[1]).read_text() == ""
+    shown = [line for line in Path(streams[2]).read_text().splitlines() if line.startswith("epoch")]
     number = r"[\d.e+-]+"
     for epoch, line in enumerate(shown, 1):
         assert re.fullmatch(
@@ -486,18 +488,13 @@ def test_what_is_shown(tmp_path: Path) -> None:
     assert len(shown) == 2
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
-    process = subprocess.Popen(
-        [*run_it, str(tmp_path / "b"), "spcp", "2", "cnn"],
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "150"},
-    )
-    os.close(theirs)
+    process = start(tmp_path / "b", "spcp", 2, "cnn", streams={2: os.ttyname(theirs)}, TERM="xterm", COLUMNS=150)
     text = b""
-    with contextlib.suppress(OSError):  # the other end is closed
-        while part := os.read(ours, 65536):
-            text += part
+    while ours in multiprocessing.connection.wait([ours, process.sentinel]):
+        text += os.read(ours, 65536)
+    os.close(theirs)
     os.close(ours)
-    assert process.wait() == 0
+    assert end(process) == 0
     assert re.search(
         rf"loss {number}  accuracy {number} %  threshold {number}  [\d,]+ images/s  0:\d\d left", text.decode()
     )
