@@ -29,7 +29,7 @@ from spcp.contributions import clip_contributions
 from spcp.data.images import eval_pixels
 from spcp.data.memory import finish
 from spcp.errors import InputError
-from spcp.export import calibrate_file
+from spcp.export import calibrate_file, quantise
 from spcp.export.graph import onnx_graph
 from spcp.exported import METADATA, OUTPUTS, ExportedDetector
 from spcp.methods import METHODS
@@ -69,6 +69,14 @@ def unusual() -> Tensor:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     return calibrated().export(tmp_path_factory.mktemp("export") / "energy.onnx", torch.randn(64, 4))
+
+
+@pytest.fixture(scope="module")
+def plain_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    detector = Detector(net, "energy").calibrate(torch.randn(99, 4))
+    return detector.export(tmp_path_factory.mktemp("plain") / "d.onnx", torch.randn(8, 4))
 
 
 def session(model: Any) -> onnxruntime.InferenceSession:
@@ -500,6 +508,18 @@ def test_a_file_in_int8_is_calibrated_itself(
     assert test["accuracy"] > 0.5
     assert capfd.readouterr() == ("", "")
     assert not any("onnxruntime" in entry for entry in sys.path)  # its folders would hide the user's modules
+
+
+@pytest.mark.parametrize("int8", ["static", "dynamic"])
+def test_a_plain_head_in_int8(plain_file: Path, tmp_path: Path, int8: Any) -> None:
+    """The quantiser transposes the head's weights, though it is to leave the head as it is."""
+    path = tmp_path / "d.onnx"
+    path.write_bytes(plain_file.read_bytes())
+    x = torch.randn(200, 4).numpy()
+    quantise(path, int8, [x])
+    before, after = (ExportedDetector.open(file).detect(x) for file in (plain_file, path))
+    assert (before.predictions == after.predictions).mean() > 0.9
+    assert 0 < np.abs(before.scores - after.scores).max() < 0.2
 
 
 def test_a_changed_file_is_calibrated_again(run: Run, corners: data.Benchmark, tmp_path: Path) -> None:
