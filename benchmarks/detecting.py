@@ -121,8 +121,11 @@ def compared(
         write(detector, inputs, Listing([str(source)], inputs), out)
 
     def network() -> None:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)
         for _ in range(files // BATCH):
             detector.detect(batch)
+        torch.set_num_threads(threads)
 
     spent: tuple[list[float], list[float]] = ([], [])
     decoding = timed(lambda: decode(inputs, [str(source)]), spent[0])

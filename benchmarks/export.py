@@ -1,7 +1,7 @@
 """What a truncating head costs in an exported file, and what int8 does to a detector.
 
     python benchmarks/export.py [--check]
-    python benchmarks/export.py --run RUN
+    python benchmarks/export.py --run RUN [--samples 1000]
 
 The first exports a ResNet-50 with 1000 classes (D = 2048, random weights) twice, with a plain head and with one that
 truncates, and runs both files in onnxruntime, in turn, with one thread. The images have 64 x 64 pixels: the smaller the
@@ -9,12 +9,14 @@ network's share, the stricter the test. The threshold is where a quarter of a sa
 that is truncated. The head and score alone are timed as well. The aim is at most 1.1 times the latency.
 
 The second exports the detector of a run in float32 and in int8, each calibrated as it is shipped, and shows accuracy,
-false alarm rate, detection rate and latency of each file.
+the share of predictions that are those of float32, false alarm rate, detection rate and latency of each file, on so
+many samples of each test set.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import statistics
 import tempfile
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from timing import finish, interleaved, machine, ratio
 from torch import Tensor, nn
 
 from spcp import Detector, Run, apply_spcp
+from spcp.data import Benchmark, DataSet, take
 from spcp.exported import ExportedDetector
 from spcp.shipping import export_run, flagged_by_file
 
@@ -69,11 +72,12 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     parser.add_argument("--seconds", type=float, default=40, help="for each row")
     parser.add_argument("--run", type=Path, help="a calibrated run, to compare float32 and int8")
+    parser.add_argument("--samples", type=int, help="of each test set, with --run; default: all")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     print(f"{machine()}, onnxruntime {onnxruntime.__version__}, one thread\n")
     if arguments.run:
-        compare_int8(Run.open(arguments.run), arguments.seconds)
+        compare_int8(Run.open(arguments.run), arguments.seconds, arguments.samples)
     else:
         finish(compare_heads(arguments.seconds), arguments.check)
 
@@ -120,8 +124,23 @@ def calls(file: ExportedDetector, samples: np.ndarray) -> Callable[[], object]:
     return lambda: file.detect(samples)
 
 
-def compare_int8(run: Run, seconds: float) -> None:
-    benchmark = run.benchmark()
+def smaller(benchmark: Benchmark, samples: int | None) -> Benchmark:
+    """The benchmark with so many samples of each set that is tested, spread over it."""
+
+    def some(images: DataSet) -> DataSet:
+        if samples is None or len(images) <= samples:
+            return images
+        return take(images, torch.linspace(0, len(images) - 1, samples).round().long())
+
+    groups = {
+        group: {name: some(images) for name, images in getattr(benchmark, group).items()}
+        for group in ("near", "far", "shifted")
+    }
+    return dataclasses.replace(benchmark, test=some(benchmark.test), **groups)  # type: ignore[arg-type]
+
+
+def compare_int8(run: Run, seconds: float, samples: int | None) -> None:
+    benchmark = smaller(run.benchmark(), samples)
     with tempfile.TemporaryDirectory() as folder:
         kinds: Any = {"float32": None, "int8, dynamic": "dynamic", "int8, static": "static"}
         paths = {
@@ -129,10 +148,11 @@ def compare_int8(run: Run, seconds: float) -> None:
             for name, kind in kinds.items()
         }
         files = {name: ExportedDetector.open(path, threads=1) for name, path in paths.items()}
-        x = next(iter(benchmark.loader("test", batch_size=64)))[0].numpy()
+        batches = [x.numpy() for x, _ in benchmark.loader("test", batch_size=64)]
+        x, predictions = batches[0], {}
         latency = {b: interleaved([calls(file, x[:b]) for file in files.values()], seconds) for b in (1, 64)}
-        print("| file | MB | accuracy | flagged: test | near-OOD | far-OOD | batch 1, ms | batch 64, ms |")
-        print("|---|---|---|---|---|---|---|---|")
+        print("| file | MB | accuracy | as float32 | flagged: test | near-OOD | far-OOD | batch 1, ms | batch 64, ms |")
+        print("|---|---|---|---|---|---|---|---|---|")
         for i, (name, file) in enumerate(files.items()):
             rows = flagged_by_file(file, benchmark)
             of = {
@@ -141,8 +161,10 @@ def compare_int8(run: Run, seconds: float) -> None:
             }
             shares = " | ".join(f"{100 * statistics.mean(values):.1f} %" if values else "-" for values in of.values())
             times = " | ".join(f"{1000 * statistics.median(latency[b][i]):.3f}" for b in (1, 64))
+            predictions[name] = np.concatenate([file.detect(batch).predictions for batch in batches])
+            same = f"{100 * (predictions[name] == predictions['float32']).mean():.1f} %"
             size = paths[name].stat().st_size / 1e6
-            print(f"| {name} | {size:.2f} | {100 * rows[0]['accuracy']:.1f} % | {shares} | {times} |")
+            print(f"| {name} | {size:.2f} | {100 * rows[0]['accuracy']:.1f} % | {same} | {shares} | {times} |")
 
 
 if __name__ == "__main__":

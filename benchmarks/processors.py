@@ -42,8 +42,9 @@ def figures(folder: Path) -> dict[tuple[str, ...], float]:
 
 
 def sentences(folder: Path) -> list[str]:
-    """The report's summary, without its numbers."""
-    lines = (folder / "report" / "report.md").read_text().split("\n### ")[0].splitlines()
+    """The report's verdict, without its numbers."""
+    text = (folder / "report" / "report.md").read_text()
+    lines = text.partition("\n## Verdict\n")[2].partition("\n#")[0].splitlines()
     return [re.sub(r"[-+]?\d+(\.\d+)?", "#", line) for line in lines if line.startswith("- ")]
 
 

@@ -54,7 +54,7 @@ SETTINGS = (
 def run(setting: Setting, tests: tuple[str, ...]) -> tuple[bool, str]:
     """Run the tests; return whether they passed, and pytest's last line."""
     processes = "1" if setting.variables.get("OMP_NUM_THREADS", "1") != "1" else "2"
-    options = ["-m", "pytest", "--numprocesses", processes, "--dist", "loadfile", *tests]
+    options = ["-m", "pytest", "--numprocesses", processes, "--dist", "loadfile", "--no-loadscope-reorder", *tests]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **setting.variables}
     if setting.compiler:
         return _outcome([sys.executable, *options], ROOT, environment)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import training_run
 from spcp import Detector, data, networks
 from spcp.data import Listing
 from spcp.detection import detect_files, find_files
+from spcp.detector import Detection
 from spcp.errors import InputError
 
 
@@ -51,3 +53,34 @@ def test_files_of_another_kind_or_shape(tmp_path: Path) -> None:
     assert "the network takes floats (4,); give an npz, npy or safetensors" in results[1].problem
     with pytest.raises(ValueError, match="is too large for a sample"):
         data.Inputs.from_json(inputs.as_json() | {"shape": [10**6, 10**6]})
+
+
+def test_windows_come_in_order_whichever_thread_is_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each thread works on a window, with one thread of torch; afterwards torch has as many as before."""
+    x = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
+    np.save(tmp_path / "x.npy", x)
+    detector = Detector(networks.mlp(3, inputs=4)).calibrate(torch.randn(99, 4), alpha=0.1)
+    inputs, decide = data.Inputs(tuple("abc"), (4,), None), detector.detect
+    threads, seen = torch.get_num_threads(), []
+
+    def detect(samples: torch.Tensor) -> Detection:
+        seen.append((threading.current_thread(), torch.get_num_threads()))
+        if samples[0, 0] == x[0, 0]:  # the first is the last to be done
+            released.wait(60)
+        elif samples[0, 0] == x[20, 0]:
+            released.set()
+        return decide(samples)
+
+    released = threading.Event()
+    monkeypatch.setattr(detector, "detect", detect)
+    torch.set_num_threads(2)
+    try:
+        samples = find_files([str(tmp_path / "x.npy")], inputs)
+        results = list(detect_files(detector, inputs, samples, batch_size=10, workers=1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(threads)
+    assert [result.file for result in results] == [f"{tmp_path}/x.npy[{i}]" for i in range(50)]
+    assert [result.score for result in results] == pytest.approx(decide(torch.from_numpy(x)).scores.tolist())
+    assert len(dict(seen)) == 2
+    assert {count for _, count in seen} == {1}

@@ -19,7 +19,7 @@ import training_run
 from networks.test_networks import SMALL
 from others import imported
 from PIL import Image
-from scores.test_scores import NAMES, fitted, make_data, make_head
+from scores.test_scores import NAMES, Together, make_data, make_head
 from torch import Tensor, nn
 
 from spcp import Detector, Monitor, ScoredModel, SPCPLinear, Truncation, apply_spcp, config_for, data, train
@@ -29,12 +29,14 @@ from spcp.contributions import clip_contributions
 from spcp.data.images import eval_pixels
 from spcp.data.memory import finish
 from spcp.errors import InputError
-from spcp.export import calibrate_file
+from spcp.export import calibrate_file, quantise
 from spcp.export.graph import onnx_graph
 from spcp.exported import METADATA, OUTPUTS, ExportedDetector
 from spcp.methods import METHODS
 from spcp.monitoring import Reference
 from spcp.networks import mlp
+from spcp.networks.densenet import DenseNet
+from spcp.networks.wideresnet import WideResNet
 from spcp.runs import Run
 from spcp.scores import build_score
 from spcp.shipping import calibrate_exported, export_run, flagged_by_file
@@ -67,6 +69,14 @@ def unusual() -> Tensor:
 def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     torch.manual_seed(0)
     return calibrated().export(tmp_path_factory.mktemp("export") / "energy.onnx", torch.randn(64, 4))
+
+
+@pytest.fixture(scope="module")
+def plain_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
+    detector = Detector(net, "energy").calibrate(torch.randn(99, 4))
+    return detector.export(tmp_path_factory.mktemp("plain") / "d.onnx", torch.randn(8, 4))
 
 
 def session(model: Any) -> onnxruntime.InferenceSession:
@@ -126,20 +136,10 @@ def in_one_graph(names: Sequence[str], module: nn.Module, x: Tensor) -> dict[str
     return dict(zip(names, zip(session(model).run(None, {"input": x.numpy()}), expected, strict=True), strict=True))
 
 
-class Scores(nn.Module):
-    def __init__(self, names: Sequence[str], head: nn.Linear) -> None:
-        super().__init__()
-        self.head, self.scores = head, nn.ModuleList(fitted(name, head) for name in names)
-
-    def forward(self, h: Tensor) -> tuple[Tensor, ...]:
-        z = self.head(h)
-        return tuple(score(h, z, self.head) for score in self.scores)
-
-
 @pytest.fixture(scope="module")
 def all_scores() -> dict[str, tuple[np.ndarray, Tensor]]:
     head = make_head(truncates=True)
-    return in_one_graph(NAMES, Scores(NAMES, head), make_data(head, 40, 2).features)
+    return in_one_graph(NAMES, Together(head), make_data(head, 40, 2).features)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -150,11 +150,13 @@ def test_every_score_in_onnxruntime(all_scores: dict[str, tuple[np.ndarray, Tens
 
 
 class Networks(nn.Module):
-    """Every network of the zoo, on slices of a flat input."""
+    """Every network of the zoo, on slices of a flat input; the deepest with fewer of the same blocks."""
 
     def __init__(self) -> None:
         super().__init__()
         self.networks = nn.ModuleDict({name: build() for name, (build, _, _) in SMALL.items()})
+        self.networks["densenet100"] = DenseNet(7, layers=2, growth=4, channels=3)
+        self.networks["wideresnet28"] = WideResNet(7, depth=10, width=1, channels=3, dropout=0.1)
 
     def forward(self, x: Tensor) -> tuple[Tensor, ...]:
         shapes = [shape for _, shape, _ in SMALL.values()]
@@ -196,19 +198,44 @@ def test_the_truncating_head_in_onnxruntime() -> None:
         assert np.array_equal(np.isnan(z), exact.isnan())
 
 
-@pytest.mark.parametrize("name", ["t2fnorm", "cider", "mos", "snn", "umap"])
-def test_methods_with_special_outputs(tmp_path: Path, name: str) -> None:
+METHODS_WITH_OUTPUTS = ("t2fnorm", "cider", "mos", "snn", "umap")
+OF_A_DETECTOR = ("prediction", "score", "is_ood")
+
+
+class Detectors(Several):
+    """The outputs of several detectors."""
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return tuple(output for outputs in super().forward(x) for output in outputs)
+
+
+def trained_by(name: str) -> Detector:
     torch.manual_seed(0)
     net, method = mlp(4, inputs=6, width=16), METHODS[name][0]()
     method.prepare(net, 1)
     score = build_score(method.score, **method.score_options)
     detector = Detector(ScoredModel(net, method), score).fit([(torch.randn(80, 6), torch.arange(80) % 4)])
-    detector.calibrate(torch.randn(40, 6), alpha=0.2)
-    path = detector.export(tmp_path / "d.onnx", torch.randn(20, 6))
-    x = torch.randn(9, 6) * 2
-    found, expected = ExportedDetector.open(path).detect(x.numpy()), detector.detect(x)
-    assert np.array_equal(found.predictions, expected.predictions)
-    np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-4, atol=1e-4)
+    return detector.calibrate(torch.randn(40, 6), alpha=0.2)
+
+
+@pytest.fixture(scope="module")
+def all_methods() -> tuple[Detectors, Tensor, dict[str, tuple[np.ndarray, Tensor]]]:
+    detectors, x = Detectors(map(trained_by, METHODS_WITH_OUTPUTS)), torch.randn(9, 6) * 2
+    names = [f"{name}, {output}" for name in METHODS_WITH_OUTPUTS for output in OF_A_DETECTOR]
+    return detectors, x, in_one_graph(names, detectors, x)
+
+
+@pytest.mark.parametrize("name", METHODS_WITH_OUTPUTS)
+def test_methods_with_special_outputs(
+    all_methods: tuple[Detectors, Tensor, dict[str, tuple[np.ndarray, Tensor]]], name: str
+) -> None:
+    detectors, x, outputs = all_methods
+    detector: Any = detectors[METHODS_WITH_OUTPUTS.index(name)]
+    expected = detector.detect(x)
+    prediction, score, is_ood = (outputs[f"{name}, {output}"][0] for output in OF_A_DETECTOR)
+    assert np.array_equal(prediction, expected.predictions)
+    np.testing.assert_allclose(score, expected.scores, rtol=1e-4, atol=1e-4)
+    assert np.array_equal(is_ood, expected.is_ood)
 
 
 def vit() -> nn.Module:
@@ -217,11 +244,15 @@ def vit() -> nn.Module:
     return transformers.ViTForImageClassification(transformers.ViTConfig(**small, image_size=32, num_labels=5))
 
 
+def shallow(resnet: Any) -> nn.Module:
+    return resnet.ResNet(resnet.BasicBlock, (1, 1, 1, 1), num_classes=5)
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(
     "build",
     [
-        lambda: imported("torchvision.models").mobilenet_v3_small(num_classes=5),
+        lambda: shallow(imported("torchvision.models.resnet")),
         lambda: imported("timm").create_model("test_resnet", num_classes=5),
         vit,
     ],
@@ -477,6 +508,18 @@ def test_a_file_in_int8_is_calibrated_itself(
     assert test["accuracy"] > 0.5
     assert capfd.readouterr() == ("", "")
     assert not any("onnxruntime" in entry for entry in sys.path)  # its folders would hide the user's modules
+
+
+@pytest.mark.parametrize("int8", ["static", "dynamic"])
+def test_a_plain_head_in_int8(plain_file: Path, tmp_path: Path, int8: Any) -> None:
+    """The quantiser transposes the head's weights, though it is to leave the head as it is."""
+    path = tmp_path / "d.onnx"
+    path.write_bytes(plain_file.read_bytes())
+    x = torch.randn(200, 4).numpy()
+    quantise(path, int8, [x])
+    before, after = (ExportedDetector.open(file).detect(x) for file in (plain_file, path))
+    assert (before.predictions == after.predictions).mean() > 0.9
+    assert 0 < np.abs(before.scores - after.scores).max() < 0.2
 
 
 def test_a_changed_file_is_calibrated_again(run: Run, corners: data.Benchmark, tmp_path: Path) -> None:

@@ -1,22 +1,25 @@
 from __future__ import annotations
 
 import concurrent.futures
-import contextlib
 import csv
 import dataclasses
 import fcntl
 import json
 import math
+import multiprocessing.connection
+import multiprocessing.forkserver
 import os
 import pty
 import random
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
 import termios
 from collections import OrderedDict
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,22 +53,47 @@ def same(a: Path, b: Path) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[key], right[key]) for key in left)
 
 
+PROCESSES = multiprocessing.get_context("forkserver")  # of one that has imported all they need, once
+
+
+@pytest.fixture(scope="module")
+def _server() -> None:
+    PROCESSES.set_forkserver_preload(["training_run", "lightning_fabric", "torch._dynamo"])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(SCRIPT.parent))
+        multiprocessing.forkserver.ensure_running()
+
+
+def start(*arguments: object, streams: Mapping[int, str] | None = None, **variables: object) -> Any:
+    """Start a run in a process of its own, with variables in its environment."""
+    options = {"variables": {name: str(value) for name, value in variables.items()}, "streams": streams}
+    process = PROCESSES.Process(target=training_run.main, args=map(str, arguments), kwargs=options)
+    process.start()
+    return process
+
+
+def end(process: Any) -> int:
+    """Wait for the end of a process; return its exit code."""
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+@pytest.mark.usefixtures("_server")
 @pytest.mark.parametrize("method", ["spcp", "vos+1"])
 def test_a_killed_run_ends_with_the_same_bits(tmp_path: Path, method: str) -> None:
     """Killed within epochs, and before, while and after files are written, at random; then left alone."""
     arguments = [method, "3", "cnn"]
     whole, killed = tmp_path / "whole", tmp_path / "killed"
-    alone = subprocess.Popen([sys.executable, str(SCRIPT), str(whole), *arguments])
+    alone = start(whole, *arguments)
     rng = random.Random(method)
     for where in rng.sample(["step", "write", "replace", "replaced"], 4 if method == "spcp" else 2):
-        died = subprocess.run(
-            [sys.executable, str(SCRIPT), str(killed), *arguments],
-            env=os.environ | {"DIE": f"{where}:{rng.randint(3, 9)}"},
-        )
-        assert died.returncode == -signal.SIGKILL, where
+        died = start(killed, *arguments, DIE=f"{where}:{rng.randint(3, 9)}")
+        assert end(died) == -signal.SIGKILL, where
     assert read_tensors(killed / "state.safetensors")[1]["step"] != "0"  # it goes on within an epoch
-    subprocess.run([sys.executable, str(SCRIPT), str(killed), *arguments], check=True)
-    assert alone.wait() == 0
+    assert end(start(killed, *arguments)) == 0
+    assert end(alone) == 0
     for name in ("last", "best", "state"):
         assert same(whole / f"{name}.safetensors", killed / f"{name}.safetensors"), name
     lines = [
@@ -84,11 +112,21 @@ def succeed(arguments: list[str]) -> None:
     assert done.returncode == 0, done.stderr[-5000:]
 
 
+def train_in_two(*arguments: object) -> None:
+    """Train in two processes, with the variables that torchrun would set."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    common = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1, "GROUP_RANK": 0}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "test"}
+    both = [start(*arguments, **common, RANK=rank, LOCAL_RANK=rank) for rank in range(2)]
+    assert [end(process) for process in both] == [0, 0]
+
+
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def one(_server: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run by a single process."""
     folder = tmp_path_factory.mktemp("one")
-    subprocess.run([sys.executable, str(SCRIPT), str(folder), "spcp", "2", "mlp"], check=True)
+    assert end(start(folder, "spcp", "2", "mlp")) == 0
     return folder
 
 
@@ -99,18 +137,20 @@ def test_two_processes_train_as_one(tmp_path: Path, one: Path, strategy: str) ->
     Of a network without BatchNorm, whose statistics are each process's corners; one with it runs too.
     """
     two, rtol = tmp_path / "two", 1e-4 if training_run.PRECISION == "32-true" else 2e-2
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    for until in ("1", "2"):
-        arguments = [*torchrun, str(SCRIPT), str(two), "spcp", "2", "mlp", strategy, until]
-        succeed(arguments)
+    for until in (1, 2):
+        train_in_two(two, "spcp", 2, "mlp", strategy, until)
     first, second = load_file(one / "last.safetensors"), load_file(two / "last.safetensors")
     assert first.keys() == second.keys()
     for name in first:
         torch.testing.assert_close(first[name], second[name], rtol=rtol, atol=rtol / 10)
     for left, right in zip(Run.open(one).history, Run.open(two).history, strict=True):
         assert left | {"seconds": 0} == pytest.approx(right | {"seconds": 0}, rel=rtol)
-    arguments = [*torchrun, str(SCRIPT), str(tmp_path / "cnn"), "spcp", "1", "cnn", strategy]
-    succeed(arguments)
+    arguments = (tmp_path / "cnn", "spcp", 1, "cnn", strategy)
+    if strategy == "auto":
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+        succeed([*torchrun, *map(str, (SCRIPT, *arguments))])
+    else:
+        train_in_two(*arguments)
     assert Run.open(tmp_path / "cnn").history[0]["loss"] < 2
 
 
@@ -123,7 +163,7 @@ def digits() -> data.Benchmark:
 def trained(digits: data.Benchmark, tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A plainly trained network on the embedded data."""
     return training.train(
-        training_run.config_for("digits", epochs=4), tmp_path_factory.mktemp("plain"), benchmark=digits
+        training_run.config_for("digits", epochs=4, width=8), tmp_path_factory.mktemp("plain"), benchmark=digits
     )
 
 
@@ -141,7 +181,7 @@ def test_every_method_trains_saves_loads_and_scores(
     if method == "fixed":
         changes["initial_threshold"] = 0.5
     changes["start"] = str(trained.folder / "last.safetensors") if method == "umap" else None
-    changes |= {"epochs": 3, "lr": {"umap": 5.0, "cider": 0.1}.get(method, 0.05), "warmup": 0}
+    changes |= {"epochs": 3, "width": 8, "lr": {"umap": 5.0, "cider": 0.1}.get(method, 0.05), "warmup": 0}
     run = training.train(training_run.config_for("digits", method, **changes), tmp_path / "run", benchmark=digits)
     lines = run.history
     assert [line["epoch"] for line in lines] == [0, 1, 2]
@@ -431,12 +471,13 @@ def test_loggers_are_told_what_the_metrics_are_told(tmp_path: Path) -> None:
         assert {key: float(row[key]) for key in line} == pytest.approx(line)
 
 
+@pytest.mark.usefixtures("_server")
 def test_what_is_shown(tmp_path: Path) -> None:
     """On a terminal a bar, with the speed and the time left; plain lines elsewhere; nothing on standard output."""
-    run_it = [sys.executable, str(SCRIPT)]
-    plain = subprocess.run([*run_it, str(tmp_path / "a"), "spcp", "2", "cnn"], capture_output=True, text=True)
-    assert plain.stdout == ""
-    shown = [line for line in plain.stderr.splitlines() if line.startswith("epoch")]
+    streams = {number: str(tmp_path / f"{number}.txt") for number in (1, 2)}
+    assert end(start(tmp_path / "a", "spcp", 2, "cnn", streams=streams)) == 0
+    assert Path(streams[1]).read_text() == ""
+    shown = [line for line in Path(streams[2]).read_text().splitlines() if line.startswith("epoch")]
     number = r"[\d.e+-]+"
     for epoch, line in enumerate(shown, 1):
         assert re.fullmatch(
@@ -447,18 +488,13 @@ def test_what_is_shown(tmp_path: Path) -> None:
     assert len(shown) == 2
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 30, 150, 0, 0))
-    process = subprocess.Popen(
-        [*run_it, str(tmp_path / "b"), "spcp", "2", "cnn"],
-        stderr=theirs,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "150"},
-    )
-    os.close(theirs)
+    process = start(tmp_path / "b", "spcp", 2, "cnn", streams={2: os.ttyname(theirs)}, TERM="xterm", COLUMNS=150)
     text = b""
-    with contextlib.suppress(OSError):  # the other end is closed
-        while part := os.read(ours, 65536):
-            text += part
+    while ours in multiprocessing.connection.wait([ours, process.sentinel]):
+        text += os.read(ours, 65536)
+    os.close(theirs)
     os.close(ours)
-    assert process.wait() == 0
+    assert end(process) == 0
     assert re.search(
         rf"loss {number}  accuracy {number} %  threshold {number}  [\d,]+ images/s  0:\d\d left", text.decode()
     )

@@ -9,6 +9,7 @@ import itertools
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,8 +78,12 @@ def prepare_to_die(where: str, count: int) -> None:
     TrainingState.add, os.replace, files.write_tensors = dying_add, dying_replace, dying_save
 
 
-def main() -> None:
-    folder, method, epochs, network, *rest = sys.argv[1:]
+def main(*arguments: str, variables: Mapping[str, str] | None = None, streams: Mapping[int, str] | None = None) -> None:
+    """Train; `variables` are added to the environment, and `streams` are files or terminals to write to instead."""
+    folder, method, epochs, network, *rest = arguments
+    os.environ.update(variables or {})
+    for number, path in (streams or {}).items():
+        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     strategy, until = rest[0] if rest else "auto", int(rest[1]) if rest[1:] else None
     torch.set_num_threads(1)
     loop.LOOK = 0.0  # so that every step may be saved
@@ -105,4 +110,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(*sys.argv[1:])

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import itertools
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -293,7 +294,7 @@ def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:
 
 def inputs_at_once(x: Tensor) -> int:
     """Return how many of these inputs are passed through a network at once: a network needs many times their memory."""
-    return max(1, min(BATCH, PIECE // max(1, x[:1].numel())))
+    return max(1, min(BATCH, PIECE // max(1, math.prod(x.shape[1:]))))
 
 
 def _is_pair(data: Any) -> bool:

@@ -81,8 +81,8 @@ def samples_needed(alpha: float, delta: float | None = None) -> int:
 def p_values(scores: Tensor, calibration: Tensor) -> Tensor:
     """Return `(1 + calibration scores that are not larger) / (n + 1)`; `calibration` is sorted. NaN gets 0."""
     count = torch.searchsorted(calibration, scores.contiguous(), right=True)
-    p = (1 + count).to(torch.float64) / (len(calibration) + 1)
-    return torch.where(scores.isnan(), 0.0, p)
+    p = count.to(torch.float64).add_(1).div_(len(calibration) + 1)
+    return p.masked_fill_(scores.isnan(), 0.0)
 
 
 def split(

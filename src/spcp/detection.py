@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,16 +154,47 @@ def detect_windows(
     whole = isinstance(detector, ExportedDetector) and detector.takes_pixels
     kind: Any = "audio" if isinstance(inputs.transform, AudioTransform) else "image"
     decoder = Decoder(Samples(kind), inputs.transform, whole=whole)
-    for x, _, unreadable in _alive(stream(decoder, keys(), workers, device)):
-        window = waiting.popleft()
+
+    def detect(window: list[Sample], batch: Batch) -> list[FileDetection]:
+        x, _, unreadable = batch
         problems = {sample.name: sample.problem for sample in window if sample.problem} | dict(unreadable)
         names = [sample.name for sample in window if sample.name not in problems]
         x = x if whole else finish(x.to(device, non_blocking=True), inputs.transform)
         results = _results(decide(x), names, inputs) if names else iter(())
-        yield [
+        return [
             FileDetection(sample.name, problem=problems[sample.name]) if sample.name in problems else next(results)
             for sample in window
         ]
+
+    decoded = ((waiting.popleft(), batch) for batch in _alive(stream(decoder, keys(), workers, device)))
+    shared = workers > 0 and device.type == "cpu" and isinstance(detector, Detector)
+    yield from _in_order(detect, decoded, torch.get_num_threads() if shared else 1)
+
+
+def _in_order(
+    detect: Callable[[list[Sample], Batch], list[FileDetection]],
+    decoded: Iterable[tuple[list[Sample], Batch]],
+    threads: int,
+) -> Iterator[list[FileDetection]]:
+    """Yield the results of windows in order, which so many threads work on, a window each.
+
+    Threads of torch that share a window would wait for each other, and take the cores from the processes that decode.
+    """
+    if threads == 1:
+        yield from itertools.starmap(detect, decoded)
+        return
+    results: deque[Future[list[FileDetection]]] = deque()
+    pool = ThreadPoolExecutor(threads, "spcp-detect", torch.set_num_threads, (1,))
+    try:
+        for window, batch in decoded:
+            results.append(pool.submit(detect, window, batch))
+            if len(results) > threads or results[0].done():
+                yield results.popleft().result()
+        for result in results:
+            yield result.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+        torch.set_num_threads(threads)  # what threads that are started from now on have
 
 
 def _decider(detector: Detector | ExportedDetector, explain: bool) -> tuple[Decide, torch.device]:

@@ -219,7 +219,7 @@ class Detector(nn.Module):
         self._check_calibrated()
         calibration, thresholds = self.calibration_scores.cpu(), self.score_thresholds.cpu()
         if not self.by_class:
-            p, threshold = p_values(scores, calibration), thresholds[0]
+            p, threshold = p_values(scores, calibration), thresholds  # (1,)
         else:
             p, threshold = torch.zeros(len(scores), dtype=torch.float64), thresholds[predictions]
             starts = self.group_starts.tolist()

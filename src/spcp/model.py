@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.jit import ScriptModule
 
 from .contributions import SPCPLinear, find_classifier
 from .errors import InputError
@@ -27,10 +28,8 @@ M = TypeVar("M", bound=nn.Module)
 # Containers of a module that a view copies, so that a change of the view does not reach the module; hooks only of the
 # classifier: during a pass nobody registers others, and to copy them all would take longer than all the rest.
 _COPIED = ("_parameters", "_buffers", "_non_persistent_buffers_set", "_modules")
-_HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-)
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_OURS = -1  # the key of our hooks; torch counts from 0
 _ROWS = (list, tuple)
 _PLAIN = {int, float, bool, str, type(None)}
 _EVERY = frozenset(nn.Module().__dict__)  # attributes of every module
@@ -75,11 +74,12 @@ class ScoredModel(nn.Module):
             return method.outputs(network, x), method.scoring_head(network)  # type: ignore[arg-type]
         entered: list[Tensor] = []
         left: list[Tensor] = []
-        before = head.register_forward_pre_hook(lambda _, inputs: entered.append(inputs[0]), prepend=True)
-        after = head.register_forward_hook(lambda _, inputs, output: left.append(output))
+        before, after = (head.__dict__[name] for name in _HOOKS)  # quicker than to register and remove hooks
+        before[_OURS] = lambda _, inputs: entered.append(inputs[0])
+        before.move_to_end(_OURS, last=False)
+        after[_OURS] = lambda _, inputs, output: left.append(output)
         network(x)
-        before.remove()
-        after.remove()
+        del before[_OURS], after[_OURS]
         if len(entered) != 1 or entered[0].ndim != 2:
             shapes = ", ".join(str(tuple(features.shape)) for features in entered)
             raise InputError(
@@ -103,7 +103,8 @@ class ScoredModel(nn.Module):
     @property
     def device(self) -> torch.device:
         """Where the parameters are."""
-        return next((parameter.device for parameter in self.network.parameters()), torch.device("cpu"))
+        weights = (weight for module in self.network.modules() for weight in module._parameters.values())
+        return next((weight.device for weight in weights if weight is not None), torch.device("cpu"))
 
     def fingerprint(self) -> str:
         """Return a key of all that the outputs depend on: weights, buffers, attributes, hooks and code."""
@@ -155,7 +156,7 @@ def is_untrained(network: nn.Module) -> bool:
 
 def _view(module: M, views: dict[int, nn.Module]) -> M:
     """Copy a tree of modules, but not their tensors, in evaluation mode; `views` holds the copies by the id of each."""
-    if isinstance(module, torch.jit.ScriptModule):  # cannot be copied
+    if isinstance(module, ScriptModule):  # cannot be copied
         views[id(module)] = module
     elif list(module._modules) == ["_orig_mod"]:  # torch.compile has bound its result to the modules themselves
         views[id(module)] = _view(module.get_submodule("_orig_mod"), views)
@@ -175,22 +176,17 @@ def _view(module: M, views: dict[int, nn.Module]) -> M:
 
 
 def _redirect(views: dict[int, nn.Module]) -> None:
-    """Let attributes of views refer to views: modules in a list or dictionary, and methods bound to a module."""
+    """Let attributes of views refer to views: modules in a list or dictionary, and methods bound to a module.
+
+    Rows of numbers or words, such as the padding of a convolution, stay as they are.
+    """
     for view in views.values():
         held = view.__dict__
-        for name, value in held.items():
+        for name in held.keys() - _EVERY:
+            value = held[name]
             kind = type(value)
-            if (
-                kind in _REFERRING
-                and name not in _EVERY
-                and not (kind in _ROWS and _PLAIN.issuperset(map(type, value)))
-            ):
+            if kind in _REFERRING and not (kind in _ROWS and _PLAIN.issuperset(map(type, value))):
                 held[name] = _redirected(value, views)
-
-
-def _is_plain(value: Any) -> bool:
-    """Tell whether a value is a row of numbers or words, such as the padding of a convolution."""
-    return type(value) in _ROWS and _PLAIN.issuperset(map(type, value))
 
 
 def _redirected(value: Any, views: dict[int, nn.Module]) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spcp import clip_contributions
-from spcp.contributions import eager, native, ops, triton_kernels
+from spcp.contributions import class_parts, eager, native, ops, triton_kernels
 
 from .kernels import (
     ALL_KERNELS,
@@ -243,8 +243,14 @@ def test_logits_do_not_depend_on_the_batch(outlier: float) -> None:
     torch.testing.assert_close(alone, (64 * lam + b)[None])
 
 
-@pytest.mark.parametrize("kernels", KERNELS)
-@pytest.mark.parametrize("size", [(8, 24, 9), (128, 24, 512)], ids=["dense", "sparse"])
+@pytest.mark.parametrize(
+    ("kernels", "size"),
+    [
+        pytest.param(eager, (8, 24, 9), id="eager"),
+        pytest.param(native, (8, 24, 9), id="native-dense", marks=needs_compiler),
+        pytest.param(native, (128, 24, 512), id="native-sparse", marks=needs_compiler),
+    ],
+)
 @pytest.mark.parametrize("scales", [(1.0, 1.0), (1e19, 1e18), (1e37, 1.0), (1.0, 3e37), (1e38, 1.0)], ids=str)
 @pytest.mark.parametrize("values", ["signed", "relu"])
 def test_large_magnitudes(
@@ -342,3 +348,14 @@ def test_a_bias_learns_alone() -> None:
     h, W, b, g = make((6, 8, 5), "signed", 0)
     clip_contributions(h, W, b.requires_grad_(), 0.1).backward(g)
     torch.testing.assert_close(b.grad, g.sum(0))
+
+
+@pytest.mark.parametrize("switch", ["spcp.contributions.clip._is_exporting", "torch.compiler.is_compiling"])
+def test_a_graph_takes_a_few_classes_at_a_time(monkeypatch: pytest.MonkeyPatch, switch: str) -> None:
+    """At most 32 parts of one size, but for the last; without a graph, which takes a batch in parts, all at once."""
+    assert class_parts(torch.ones(1000, 3)) == [slice(0, 1000)]
+    monkeypatch.setattr(switch, lambda: True)
+    for classes, size in ((1000, 32), (64, 2), (65, 3), (7, 1)):
+        expected = [slice(k, k + size) for k in range(0, classes, size)]
+        assert class_parts(torch.ones(classes, 3)) == expected
+        assert len(expected) <= 32

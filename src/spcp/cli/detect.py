@@ -177,7 +177,7 @@ def _exported(path: Path) -> tuple[Any, Any]:
     from ..data import Inputs
     from ..exported import ExportedDetector
 
-    detector = ExportedDetector.open(path, threads=torch.get_num_threads())
+    detector = ExportedDetector.open(path, threads=torch.get_num_threads(), spinning=False)  # other processes decode
     try:
         return detector, Inputs.from_json(detector.inputs)
     except InputError as error:

@@ -32,7 +32,7 @@ def quantise(path: Path, kind: Int8, batches: Iterable[np.ndarray] = ()) -> None
     searched = sys.path.copy()
     quantization = need("onnxruntime.quantization", "onnxruntime", "onnx")
     sys.path[:] = searched  # it adds a folder with a package `models`, which would hide the user's
-    model = _load(path)
+    model = _without_shapes_of_weights(_load(path))
     about = read_metadata(path.read_bytes(), path)
     layers = _layers(model)
     if not layers:
@@ -60,6 +60,15 @@ def quantise(path: Path, kind: Int8, batches: Iterable[np.ndarray] = ()) -> None
         finally:
             logging.root.setLevel(level)
         _write(path, _load(result), about | {"int8": kind})
+
+
+def _without_shapes_of_weights(model: Any) -> Any:
+    """Leave out what a graph says about the shapes of its weights: the quantiser transposes some, such as a head's."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    kept = [value for value in model.graph.value_info if value.name not in weights]
+    del model.graph.value_info[:]
+    model.graph.value_info.extend(kept)
+    return model
 
 
 class _Reader:
@@ -120,4 +129,5 @@ def _layers(model: Any) -> list[str]:
         if node is not None and node.name not in kinds:
             kinds[node.name] = node.op_type
             wanted += node.input
-    return [name for name, kind in kinds.items() if kind in _LAYERS]
+    layers = [name for name, kind in kinds.items() if kind in _LAYERS]
+    return layers + [f"{name}_MatMul" for name in layers if kinds[name] == "Gemm"]  # as the quantiser renames it
