@@ -16,6 +16,7 @@ from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged
 from spcp.experiments.catalogue import BOTH_HEADS, PLAIN_HEAD
 from spcp.experiments.outcome import Cell, ClaimResult
 from spcp.experiments.page import context, number_text
+from spcp.experiments.records import FILE
 from spcp.report.figures import INK, as_svg
 from spcp.report.page import render
 
@@ -38,8 +39,12 @@ def main() -> None:
 
 
 def take_over(folder: Path) -> None:
-    """Keep the outcomes, and draw what can be drawn of them; other figures are copied."""
+    """Keep the records of runs and the outcomes, and draw what can be drawn of them; other figures are copied."""
     for budget in SETTINGS:
+        for path in sorted((folder / budget / "runs").rglob(FILE)):
+            kept = KEPT / path.relative_to(folder)
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, kept)
         for path in sorted((folder / budget).glob("*/outcome.json")):
             outcome = Outcome.read(path.read_text())
             if outcome.name in SAME or not _current(outcome):
@@ -47,12 +52,13 @@ def take_over(folder: Path) -> None:
             (KEPT / budget).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, KEPT / budget / f"{outcome.name}.json")
             for kind in EXPERIMENTS[outcome.name].figures:
-                drawn = kind in ("curves", "norms")
-                svg = (
-                    as_svg(drawing.FIGURES[kind](None, outcome)[0])
-                    if drawn
-                    else (path.parent / "figures" / f"{kind}.svg").read_text()
-                )
+                made = path.parent / "figures" / f"{kind}.svg"
+                if kind in ("curves", "norms"):
+                    svg = as_svg(drawing.FIGURES[kind](None, outcome)[0])
+                elif made.exists():
+                    svg = made.read_text()
+                else:  # it needs weights that are gone
+                    continue
                 (KEPT / budget / f"{outcome.name}-{kind}.svg").write_text(_for_both_schemes(svg))
     for budget, by_name in outcomes().items():
         if "ablation-rho" in by_name:

@@ -52,6 +52,7 @@ TRAINED |= {"T2FNorm": "t2fnorm"}
 COMBINED = {"MSP": "msp", "Energy": "energy", "GradNorm": "gradnorm", "KNN": "knn", "ASH": "ash"}
 ALSO_COMBINED = {"ReAct": "react", "SCALE": "scale", "DICE": "dice"}  # not in the paper's table
 BOTH_HEADS = ("GradNorm", "ASH", *ALSO_COMBINED)  # scores that run features through the head once more
+SCORES = tuple(dict.fromkeys([*(POSTHOC | COMBINED | ALSO_COMBINED).values(), "itp", "two-views"]))  # all of a row
 PLAIN_HEAD = " (plain head)"
 PENALTY_NAMES = {value: f"+L2 ({f'{value:.5f}'.rstrip('0')})" for value in PENALTIES}
 
@@ -106,9 +107,9 @@ def _beta(lab: Lab, benchmark: str) -> list[Row]:
 
 
 def _steps(lab: Lab, benchmark: str) -> int:
-    config = lab.config(Row("", benchmark=benchmark), 0)
-    train = lab.benchmark(benchmark).fewer(config.images).train
-    return config.epochs * math.ceil(len(train or ()) / config.batch_size)
+    plain = Row("", benchmark=benchmark)
+    config = lab.config(plain, 0)
+    return config.epochs * math.ceil(lab.images(plain) / config.batch_size)
 
 
 def _lambda(lab: Lab, benchmark: str) -> list[Row]:

@@ -90,7 +90,7 @@ def _runs(lab: Lab | None, outcome: Outcome) -> list[tuple[Row, Run]]:
     """Return the rows with the run of their first seed, each run once."""
     assert lab is not None
     rows = [row for row in rows_of(outcome.name, lab) if label(row) in outcome.rows]
-    opened = [(row, lab.run(row, lab.seeds_of(row)[0])) for row in rows]
+    opened = [(row, lab.with_weights(row, lab.seeds_of(row)[0])) for row in rows]
     return list({run.folder: (row, run) for row, run in opened}.values())
 
 
