@@ -53,7 +53,7 @@ def take_over(folder: Path) -> None:
             shutil.copy(path, KEPT / budget / f"{outcome.name}.json")
             for kind in EXPERIMENTS[outcome.name].figures:
                 made = path.parent / "figures" / f"{kind}.svg"
-                if kind in ("curves", "norms"):
+                if kind in drawing.FROM_NUMBERS:
                     svg = as_svg(drawing.FIGURES[kind](None, outcome)[0])
                 elif made.exists():
                     svg = made.read_text()

@@ -620,6 +620,78 @@ def test_outcomes_are_read_as_they_were_written(folder: Path) -> None:
     assert len(text) < 20_000
 
 
+CONTRIBUTIONS = ("truncated %", "truncated of positive %", "threshold over support")
+
+
+def variants(kinds: dict[str, dict[str, tuple[float, float]]]) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
+    """Rows of `scales` for one seed: AUROC, on near sets as on far ones, and the share of the positive contributions."""
+    return {
+        f"{kind} {name}": {(group, "AUROC"): {0: auroc} for group in ("near", "far", "validation")}
+        | {("contributions", metric): {0: share} for metric in CONTRIBUTIONS}
+        | {("contributions", "positive %"): {0: 40.0}, ("validation", "norm ratio"): {0: 2.0 if kind == "a" else 0.5}}
+        for kind, rows in kinds.items()
+        for name, (auroc, share) in rows.items()
+    }
+
+
+class TestScales:
+    """Two kinds of networks whose best rho_norm is not the same, but cuts the same share of what is positive."""
+
+    values = variants(
+        {
+            "a": {"plain": (50, 0), "rho_norm=1": (60, 10), "rho_norm=2": (80, 20), "rho_norm=3": (70, 30)},
+            "b": {"plain": (50, 0), "rho_norm=1": (80, 20), "rho_norm=2": (70, 30), "auto": (79, 20)},
+        }
+    )
+
+    def test_what_is_lost_if_others_choose(self) -> None:
+        curves = findings.curves_of(self.values)
+        assert findings.regrets(curves, "the share of the positive contributions") == {"a": 0, "b": 0}
+        # b's best is 1, where a has 60 instead of 80; a's best is 2, where b has 70 instead of 80
+        assert findings.regrets(curves, "rho_norm") == {"a": 20, "b": 10}
+
+    def test_it_is_told(self) -> None:
+        lost, best = findings.scales(self.values)
+        assert "2 kinds of networks" in lost
+        assert "one value of rho_norm 15.0 (at worst 20.0)" in lost
+        assert "no truncation 30.0 (at worst 30.0)" in lost
+        assert "auto" not in lost  # one kind lacks it
+        assert best == "the best rho_norm of each kind: a 2; b 1."
+        assert findings.scales({row: by for row, by in self.values.items() if row.startswith("a")}) == ()
+
+    def test_seeds_that_not_all_rows_have_do_not_count(self) -> None:
+        values = {row: {key: dict(by) for key, by in rows.items()} for row, rows in self.values.items()}
+        for by in values["a rho_norm=1"].values():
+            by[1] = 0.0
+        assert findings.curves_of(values)["a"].auroc.tolist() == [60, 80, 70]
+
+
+def test_the_plain_network_tells_whether_spcp_helps() -> None:
+    """Where features of OOD validation data are longer it helps, and where they are shorter it does not."""
+    rows = {"plain": (60, 0), "rho_norm=1": (70, 10), "rho_norm=3": (80, 20)}
+    worse = {"plain": (60, 0), "rho_norm=1": (55, 10), "rho_norm=3": (30, 20)}
+    values = variants({"a": rows, "b": worse, "c": worse})
+    assert [(case.kind, case.ratio, case.gain, case.at_three) for case in findings.cases_of(values)] == [
+        ("a", 2.0, 20.0, 20.0),
+        ("b", 0.5, -5.0, -30.0),
+        ("c", 0.5, -5.0, -30.0),
+    ]
+    chosen, three = findings.prediction(values)
+    assert "SPCP gains AUROC in 1 of 3 cases" in chosen
+    assert "tells which in 3; rank correlation of the gain with their length +1.00" in chosen
+    assert "Where they are shorter, the mean gain is -5.0 points. Where they are longer, +20.0." in chosen
+    assert "the mean gain is -30.0 points" in three
+
+
+def test_gains_by_length_of_training() -> None:
+    def row(auroc: dict[int, float]) -> dict[tuple[str, str], dict[int, float]]:
+        return {("near", "AUROC"): auroc, ("far", "AUROC"): auroc}
+
+    values = {"Vanilla for 12 epochs": row({0: 80.0, 1: 90.0}), "SPCP rho_norm=3 for 12 epochs": row({1: 85.0})}
+    values["SPCP rho_norm=3 for 30 epochs"] = row({0: 1.0})  # without a plain one
+    assert findings.lengths(values) == ("SPCP rho_norm=3 for 12 epochs: gain of AUROC near -5.0, far -5.0.",)
+
+
 def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:
     """As `fit_threshold` has it."""
     runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)

@@ -24,7 +24,7 @@ from .budgets import Budget as Budget
 from .catalogue import EXPERIMENTS as EXPERIMENTS
 from .catalogue import SCORES, claims_of, label, rows_of
 from .catalogue import Experiment as Experiment
-from .findings import FINDINGS
+from .findings import FINDINGS, PARTIAL
 from .lab import Lab as Lab
 from .lab import Row as Row
 from .lab import UntrainedError
@@ -150,7 +150,8 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
         for measure, by_seed in measured[row].items()
         for key in [(row, *measure)]
     )
-    findings = FINDINGS[name](measured) if name in FINDINGS and only is None and not missing + unmeasured else ()
+    whole = only is None and not missing + unmeasured
+    findings = FINDINGS[name](measured) if name in FINDINGS and (whole or name in PARTIAL) else ()
     about = {**_about(name, budget, lab, rows, only), **_notes(experiment, rows, missing, unmeasured, bool(elsewhere))}
     return judged(Outcome(name, experiment.title, budget, about, cells, (), findings))
 

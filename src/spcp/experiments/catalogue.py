@@ -144,6 +144,17 @@ def _lengths(lab: Lab, benchmark: str) -> list[Row]:
     ]
 
 
+def _variants(lab: Lab, benchmark: str) -> list[Row]:
+    """Plain training and every amount of truncation, for each network that a budget has for a benchmark."""
+    methods: list[tuple[str, str, dict[str, Any]]] = [("plain", "plain", {}), ("auto", "spcp", {"rho_norm": "auto"})]
+    methods += [(f"rho_norm={value:g}", "spcp", {"rho_norm": value}) for value in lab.budget.grid]
+    return [
+        Row(name, method, {**settings, **truncation}, backbone=network)
+        for network, settings in lab.budget.variants[benchmark].items()
+        for name, method, truncation in methods
+    ]
+
+
 def _augmentation(lab: Lab, benchmark: str) -> list[Row]:
     methods: list[tuple[str, str, dict[str, Any]]] = [("Vanilla", "plain", {}), ("SPCP", "spcp", {"rho_norm": CHOSEN})]
     methods += [("SPCP rho_norm=3", "spcp", {"rho_norm": 3.0})]
@@ -282,6 +293,7 @@ MAIN_TABLES = {  # the appendix first: the main table's row of MOS, commented ou
     "imagenet200": ("ImageNet-200", ("appendix-r5", "appendix-r6", "imagenet")),
 }
 CIFAR10, CIFAR100, BOTH_SIZES = ("cifar10",), ("cifar100",), ("cifar10", "imagenet200")
+VARIANTS = ("variants",)  # stands for the benchmarks of a budget's variants
 CURVES = ("curves",)
 OURS = "Not in the paper."
 HEADS = (
@@ -394,6 +406,22 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         note=OURS,
     ),
     "two-views": Experiment("Plain and truncated logits of one pass", VIEWS, CIFAR10, claims=VIEW_CLAIMS, note=OURS),
+    "scales": Experiment(
+        "How to say how much to truncate: which scale means the same for other networks and data",
+        _variants,
+        VARIANTS,
+        measure="scales",
+        figures=("scales",),
+        note=OURS,
+    ),
+    "prediction": Experiment(
+        "Whether SPCP will help, told from the plain network",
+        _variants,
+        VARIANTS,
+        measure="scales",
+        figures=("prediction",),
+        note=OURS,
+    ),
     "training-length": Experiment("How long to train", _lengths, CIFAR10, note=OURS),
     "augmentation": Experiment("Overconfident on purpose: not augmented", _augmentation, CIFAR10, note=OURS),
 }
@@ -404,6 +432,8 @@ def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:
     benchmarks = EXPERIMENTS[name].benchmarks
     if benchmarks == ("audio",):
         return (budget.audio,)
+    if benchmarks == VARIANTS:
+        return tuple(budget.variants)
     if budget.stand_in is not None:
         return (budget.stand_in,)
     if not budget.tunes or name in benchmarks:  # the paper's setting; or the table of one benchmark

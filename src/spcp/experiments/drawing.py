@@ -13,7 +13,7 @@ from ..report.figures import FAR, ID, NEAR, Drawn, axes_of
 from ..report.study import Arm, EvaluatedRun, Study, gather
 from ..runs import Run
 from .catalogue import label, rows_of
-from .findings import gains_by_norm
+from .findings import SCALES, cases_of, curves_of, gains_by_norm
 from .lab import Lab, Row
 from .measures import GROUPS
 from .outcome import Outcome
@@ -147,10 +147,54 @@ def norms(lab: Lab | None, outcome: Outcome) -> Drawn:
     )
 
 
+def scales(lab: Lab | None, outcome: Outcome) -> Drawn:
+    """Draw the gain over plain training against how much is truncated, on each scale; a line a kind of network."""
+    found = curves_of(outcome.values)
+    with axes_of(1, len(SCALES), 2.6 * len(SCALES), 2.9, sharey=True) as (figure, axes):
+        for axis, scale in zip(axes[0], SCALES, strict=True):
+            for i, (kind, curve) in enumerate(found.items()):
+                order = np.argsort(curve.scales[scale])
+                look = {"marker": "os^Dv"[i % 5], "ms": 3, "lw": 1, "color": figures.ARM_COLOURS[i % 4], "label": kind}
+                axis.plot(
+                    curve.scales[scale][order], curve.auroc[order] - curve.plain, ls=("-", "--")[i // 4 % 2], **look
+                )
+            axis.axhline(0, lw=0.5, color=figures.INK)
+            axis.set_xlabel(scale.removeprefix("the "), fontsize=8)
+        axes[0][0].set_ylabel("gain of AUROC")
+        axes[0][0].legend(frameon=False, fontsize=6)
+    return figure, "Gain of SPCP over plain training (AUROC, mean of near and far sets) against how much is truncated."
+
+
+def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
+    """Draw the gain of SPCP against what the plain network tells: the length of OOD features, and positive shares."""
+    cases = cases_of(outcome.values)
+    kinds = list(dict.fromkeys(case.kind for case in cases))
+    with axes_of(1, 2, 6.8, 2.9, sharey=True) as (figure, axes):
+        names = {
+            "ratio": "length of OOD validation features, ID = 1",
+            "positive": "% of contributions that are positive",
+        }
+        for axis, (name, text) in zip(axes[0], names.items(), strict=True):
+            for i, kind in enumerate(kinds):
+                chosen = [case for case in cases if case.kind == kind]
+                x, y = [getattr(case, name) for case in chosen], [case.gain for case in chosen]
+                look = {"marker": "os^Dv"[i % 5], "color": figures.ARM_COLOURS[i % 4], "label": kind}
+                axis.scatter(x, y, s=14, **look)
+            axis.axhline(0, lw=0.5, color=figures.INK)
+            axis.set_xlabel(text)
+        axes[0][0].axvline(1, lw=0.5, color=figures.INK)
+        axes[0][0].set_ylabel("gain of AUROC")
+        axes[0][0].legend(frameon=False, fontsize=6)
+    return figure, "Each dot is a network and a seed: the gain of SPCP, rho_norm chosen on validation data, over plain."
+
+
 FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {
     "curves": curves,
     "patterns": patterns,
     "example": example,
     "scores": scores,
     "norms": norms,
+    "scales": scales,
+    "prediction": prediction,
 }
+FROM_NUMBERS = ("curves", "norms", "scales", "prediction")  # those that need no runs

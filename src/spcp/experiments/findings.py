@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from ..errors import need
 from ..metrics import mean_and_deviation
-from .measures import Values
+from .measures import Measure, Values
 
 KINDS = ("plain", "SPCP")  # of networks
 
@@ -31,12 +33,10 @@ def norms(measured: Values) -> tuple[str, ...]:
     for kind in KINDS:
         x, y = map(np.asarray, gains_by_norm(measured, kind))
         agree = int(((x > 1) == (y > 0)).sum())
-        varies = len(set(x)) > 1 and len(set(y)) > 1
-        rank = float(need("scipy.stats", "scipy").spearmanr(x, y).statistic) if varies else 0.0
         sentences.append(
             f"{kind} networks: where OOD features are longer than ID features truncated energy is better, and where "
             f"they are shorter plain energy is, in {agree} of {len(x)} cases (a set and a seed each); rank correlation "
-            f"of length and gain {rank:+.2f}."
+            f"of length and gain {_rank(x, y):+.2f}."
         )
     return tuple(sentences)
 
@@ -73,8 +73,208 @@ def views(measured: Values) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+SCALES = {  # how much is truncated, by the column and metric that say it
+    "rho_norm": None,  # asked for
+    "the share of all contributions": ("contributions", "truncated %"),
+    "the share of the positive contributions": ("contributions", "truncated of positive %"),
+    "the threshold over the mean support": ("contributions", "threshold over support"),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What truncation does to one kind of network, over the seeds that all of its rows have."""
+
+    plain: float  # AUROC, the mean of near and far sets
+    auto: float | None
+    rho_norm: np.ndarray  # (n,), above 0
+    auroc: np.ndarray  # (n,)
+    scales: Mapping[str, np.ndarray]  # by the names of SCALES, (n,) each
+
+
+def curves_of(measured: Values) -> dict[str, Curve]:
+    """Return a curve for each kind of network that has a plain run and at least two values of rho_norm."""
+    rows: dict[str, dict[str, str]] = {}
+    for row in measured:
+        kind, _, name = row.rpartition(" ")
+        rows.setdefault(kind, {})[name] = row
+    curves = {}
+    for kind, by_name in rows.items():
+        values = sorted((float(name[9:]), row) for name, row in by_name.items() if name.startswith("rho_norm="))
+        if "plain" not in by_name or len(values) < 2:
+            continue
+        used = [by_name["plain"], *(row for _, row in values)]
+        seeds = sorted(set.intersection(*(set(measured[row]["near", "AUROC"]) for row in used)))
+        if not seeds:
+            continue
+
+        def mean(row: str, measure: Measure, seeds: list[int] = seeds) -> float:
+            return float(np.mean([measured[row][measure][seed] for seed in seeds]))
+
+        def auroc(row: str, mean: Callable[[str, Measure], float] = mean) -> float:
+            return (mean(row, ("near", "AUROC")) + mean(row, ("far", "AUROC"))) / 2
+
+        has_auto = "auto" in by_name and set(seeds) <= set(measured[by_name["auto"]]["near", "AUROC"])
+        asked = np.array([value for value, _ in values])
+        curves[kind] = Curve(
+            auroc(by_name["plain"]),
+            auroc(by_name["auto"]) if has_auto else None,
+            asked,
+            np.array([auroc(row) for _, row in values]),
+            {
+                name: asked if measure is None else np.array([mean(row, measure) for _, row in values])
+                for name, measure in SCALES.items()
+            },
+        )
+    return curves
+
+
+def regrets(curves: Mapping[str, Curve], scale: str) -> dict[str, float]:
+    """Return what each kind of network loses if its amount is chosen on the others: points of AUROC below its best.
+
+    On the others, the value of the scale with the largest mean AUROC is chosen; between the values that were trained,
+    AUROC is interpolated, and beyond them it stays as it is at the last one.
+    """
+
+    def at(curve: Curve, value: np.ndarray) -> np.ndarray:
+        order = np.argsort(curve.scales[scale])
+        return np.interp(value, curve.scales[scale][order], curve.auroc[order])
+
+    points = np.unique(np.concatenate([curve.scales[scale] for curve in curves.values()]))
+    lost = {}
+    for kind, curve in curves.items():
+        others = [at(other, points) - other.plain for name, other in curves.items() if name != kind]
+        chosen = points[np.mean(others, 0).argmax()]
+        lost[kind] = max(curve.plain, curve.auroc.max()) - float(at(curve, chosen))
+    return lost
+
+
+def scales(measured: Values) -> tuple[str, ...]:
+    """Tell which scale means the same for other networks: what is lost if the amount is taken over from others."""
+    curves = curves_of(measured)
+    if len(curves) < 2:
+        return ()
+    lost = {f"one value of {scale}": list(regrets(curves, scale).values()) for scale in SCALES}
+    best = {kind: max(curve.plain, curve.auroc.max()) for kind, curve in curves.items()}
+    lost["auto"] = [best[kind] - curve.auto for kind, curve in curves.items() if curve.auto is not None]
+    lost["no truncation"] = [best[kind] - curve.plain for kind, curve in curves.items()]
+    told = [
+        f"{name} {np.mean(values):.1f} (at worst {max(values):.1f})"
+        for name, values in sorted(lost.items(), key=lambda item: np.mean(item[1]))
+        if len(values) == len(curves)
+    ]
+    return (
+        f"points of AUROC (mean of near and far sets) lost to the best for each of {len(curves)} kinds of networks, if "
+        f"the amount is chosen on the other kinds; mean over kinds: {'; '.join(told)}.",
+        "the best rho_norm of each kind: "
+        + "; ".join(
+            f"{kind} {'none' if curve.plain >= curve.auroc.max() else f'{curve.rho_norm[curve.auroc.argmax()]:g}'}"
+            for kind, curve in curves.items()
+        )
+        + ".",
+    )
+
+
+@dataclass(frozen=True)
+class Case:
+    """A plain network, and what SPCP made of one like it."""
+
+    kind: str
+    seed: int
+    positive: float  # share of the contributions, in percent
+    ratio: float  # length of the features of OOD validation data, ID = 1
+    validation: float  # gain of AUROC on validation data at the rho_norm chosen on them
+    gain: float  # the same on test sets: the mean of near and far
+    at_three: float | None  # gain on test sets of rho_norm = 3
+
+
+def cases_of(measured: Values) -> list[Case]:
+    """Return a case for each kind of network and seed. rho_norm is chosen on validation data, for each kind."""
+    cases = []
+    for kind in curves_of(measured):
+        rows = {row.removeprefix(f"{kind} "): by for row, by in measured.items() if row.rpartition(" ")[0] == kind}
+        values = {name: by for name, by in rows.items() if name.startswith("rho_norm=")}
+        area = {name: float(np.mean(list(by["validation", "AUROC"].values()))) for name, by in values.items()}
+        chosen, plain = values[max(area, key=lambda name: area[name])], rows["plain"]
+        for seed, ratio in plain.get(("validation", "norm ratio"), {}).items():
+            if seed not in chosen["near", "AUROC"]:
+                continue
+
+            def gain(row: Mapping[Measure, Mapping[int, float]], seed: int = seed, plain: Any = plain) -> float:
+                return float(np.mean([row[g, "AUROC"][seed] - plain[g, "AUROC"][seed] for g in ("near", "far")]))
+
+            three = values.get("rho_norm=3", {})
+            cases.append(
+                Case(
+                    kind,
+                    seed,
+                    plain["contributions", "positive %"][seed],
+                    ratio,
+                    chosen["validation", "AUROC"][seed] - plain["validation", "AUROC"][seed],
+                    gain(chosen),
+                    gain(three) if seed in three.get(("near", "AUROC"), {}) else None,
+                )
+            )
+    return cases
+
+
+def prediction(measured: Values) -> tuple[str, ...]:
+    """Tell how well the plain network predicts whether SPCP helps."""
+    cases = cases_of(measured)
+    if len(cases) < 3:
+        return ()
+    kinds = len({case.kind for case in cases})
+    sentences = []
+    for what, gains in (
+        ("with rho_norm chosen on validation data", [case.gain for case in cases]),
+        ("with rho_norm 3", [case.at_three for case in cases]),
+    ):
+        known = [(case, gain) for case, gain in zip(cases, gains, strict=True) if gain is not None]
+        if len(known) < 3:
+            continue
+        y = np.array([gain for _, gain in known])
+        ratio, positive = (np.array([getattr(case, name) for case, _ in known]) for name in ("ratio", "positive"))
+        agree = int(((ratio > 1) == (y > 0)).sum())
+        short = y[ratio < 1]
+        sentences.append(
+            f"{what}: SPCP gains AUROC in {int((y > 0).sum())} of {len(y)} cases (a network and a seed; {kinds} kinds "
+            f"of networks). That OOD validation data have longer features than ID data tells which in {agree}; rank "
+            f"correlation of the gain with their length {_rank(ratio, y):+.2f}, with the share of positive "
+            f"contributions {_rank(positive, y):+.2f}."
+            + (f" Where they are shorter, the mean gain is {short.mean():+.1f} points." if len(short) else "")
+            + (f" Where they are longer, {y[ratio >= 1].mean():+.1f}." if (ratio >= 1).any() else "")
+        )
+    return tuple(sentences)
+
+
+def _rank(x: np.ndarray, y: np.ndarray) -> float:
+    varies = len(set(x)) > 1 and len(set(y)) > 1
+    return float(need("scipy.stats", "scipy").spearmanr(x, y).statistic) if varies else 0.0
+
+
+def lengths(measured: Values) -> tuple[str, ...]:
+    """Tell the gain of SPCP at each length of training, over the seeds that both have."""
+    sentences = []
+    for row, by in measured.items():
+        name, _, epochs = row.partition(" for ")
+        plain = measured.get(f"Vanilla for {epochs}", {})
+        gains = []
+        for group in ("near", "far"):
+            ours, theirs = by.get((group, "AUROC"), {}), plain.get((group, "AUROC"), {})
+            seeds = ours.keys() & theirs.keys()
+            if seeds:
+                gains.append(f"{group} {np.mean([ours[seed] - theirs[seed] for seed in seeds]):+.1f}")
+        if name != "Vanilla" and gains:
+            sentences.append(f"{row}: gain of AUROC {', '.join(gains)}.")
+    return tuple(sentences)
+
+
 FINDINGS: Mapping[str, Callable[[Values], tuple[str, ...]]] = {
     "feature-norms": norms,
     "rho-auto": auto,
     "two-views": views,
+    "scales": scales,
+    "prediction": prediction,
+    "training-length": lengths,
 }
+PARTIAL = ("scales", "prediction", "training-length")  # which also tell something of some of their rows

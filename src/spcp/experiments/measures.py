@@ -94,6 +94,28 @@ def norms(row: Row, ask: Ask) -> dict[Measure, float]:
     return detection(row, ask) | ratios
 
 
+def scales(row: Row, ask: Ask) -> dict[Measure, float]:
+    """Measure AUROC, accuracy, and how much is truncated on several scales.
+
+    These are: the share of all contributions, the share of the positive ones, and the threshold over `mean_support`, at
+    which "auto" truncates. Of OOD validation data, the AUROC and the length of the features, ID = 1.
+    """
+    detected = {key: value for key, value in detection(row, ask).items() if key[0] in GROUPS and key[1] != "FPR95"}
+    found, lengths = ask("contributions"), ask("lengths", "trained")
+    outside = [length for role, length in lengths.items() if role.startswith("ood_val/")]
+    values = {
+        ("validation", "AUROC"): 100 * ask("validation")["auroc"],
+        ("contributions", "positive %"): 100 * found["positive"],
+        ("contributions", "truncated %"): 100 * found["truncated"],
+        ("contributions", "truncated of positive %"): 100 * min(1.0, found["truncated"] / found["positive"]),
+    }
+    if found["threshold"] is not None:
+        values["contributions", "threshold over support"] = found["threshold"] / found["support"]
+    if outside:
+        values["validation", "norm ratio"] = sum(outside) / len(outside) / lengths["val"]
+    return detected | values
+
+
 def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
     """Time an epoch of training and inference on the test set: seconds, and multiples of the first row's.
 
@@ -154,4 +176,5 @@ MEASURES: Mapping[str, Callable[[Row, Ask], dict[Measure, float]]] = {
     "sparsity": sparsity,
     "tails": tails,
     "norms": norms,
+    "scales": scales,
 }
