@@ -23,18 +23,7 @@ from spcp import SPCPLinear, Truncation, __version__, cli, experiments, fit_thre
 from spcp.config import Config
 from spcp.data import DataError, load_benchmark
 from spcp.errors import InputError
-from spcp.experiments import (
-    BUDGETS,
-    EXPERIMENTS,
-    Lab,
-    Outcome,
-    Record,
-    Row,
-    judged,
-    lab,
-    paper,
-    reproduce,
-)
+from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Record, Row, findings, judged, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
 from spcp.experiments.measures import measure
@@ -624,7 +613,7 @@ CONTRIBUTIONS = ("truncated %", "truncated of positive %", "threshold over suppo
 
 
 def variants(kinds: dict[str, dict[str, tuple[float, float]]]) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
-    """Rows of `scales` for one seed: AUROC, on near sets as on far ones, and the share of the positive contributions."""
+    """Rows of `scales` for one seed: AUROC, on near sets as on far ones, and how much is truncated on every scale."""
     return {
         f"{kind} {name}": {(group, "AUROC"): {0: auroc} for group in ("near", "far", "validation")}
         | {("contributions", metric): {0: share} for metric in CONTRIBUTIONS}
