@@ -27,6 +27,14 @@ SETTINGS = {"small": "Digits", "cpu": "CIFAR-10"}
 SAME = ("cifar100", "imagenet200", "hyperparameters")  # the runs of other names, in these settings
 MARKS = ("<!-- results, by docs/results.py -->", "<!-- end of results -->")  # in the README
 NOTE = "<!-- Written by docs/results.py: edit that. -->"
+FINDINGS = {  # what our additions found, introduced
+    "feature-norms": "",
+    "rho-auto": "rho_norm = auto, ",
+    "two-views": "two views of ",
+    "training-length": "",
+    "scales": "on which scale to set how much is truncated: ",
+    "prediction": "what the plain network tells, ",
+}
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
 
@@ -106,7 +114,7 @@ on a GPU, has not been run: what follows is evidence about the method, not about
 
 ## In short
 
-The energy score, in percent; mean ± deviation over seeds.
+The energy score, in percent; mean ± deviation over seeds, where there are several.
 
 {short}
 
@@ -209,10 +217,14 @@ def _settings(kept: Kept) -> Iterator[str]:
         yield (
             f"- **{title}** (`--budget {budget}`): {data[budget]}; {about['images']} training images, {network}, "
             f"{about['epochs']} epochs; the plain network ends with a training loss of {loss:.3f} and knows "
-            f"{accuracy:.1f} % of the test images; up to {about['seeds']} seeds; {about['machine']}; {about['date']}. "
+            f"{accuracy:.1f} % of the test images; {_seeds(about['seeds'])}; {about['machine']}; {about['date']}. "
             + (f"rho_norm {about['rho_norm']:g}, chosen by the paper's rule among {grid}." if grid else "")
             + (f" {about['missing']}" if "missing" in about else "")
         )
+
+
+def _seeds(count: int) -> str:
+    return "one seed, so nothing is tested" if count == 1 else f"up to {count} seeds"
 
 
 def _short(kept: Kept) -> Iterator[str]:
@@ -258,8 +270,9 @@ def _claims(kept: Kept, *, ours: bool) -> Iterator[str]:
 
 def _verdict(claim: ClaimResult) -> str:
     if all(gain.difference.interval is None for gain in claim.gains):
-        means = ", ".join(f"{gain.column} {gain.metric} {gain.difference.mean:+.1f}" for gain in claim.gains[:4])
-        return f"one seed: {means}"
+        better = sum(gain.difference.mean > 0 for gain in claim.gains)
+        means = ", ".join(f"{gain.column} {gain.metric} {gain.difference.mean:+.1f}" for gain in claim.gains)
+        return f"one seed: {means}" if len(claim.gains) <= 4 else f"one seed: {better} of {len(claim.gains)} up"
     return f"**{claim.support.value}** ({'/'.join(str(count) for count in claim.counts.values())})"
 
 
@@ -287,7 +300,7 @@ def _remarks(kept: Kept) -> Iterator[str]:
             noise = by_name["noise-validation"]
             texts = [f"{row} {_numbers(noise, row)}" for row in noise.rows]
             yield f"- {title}, validation data (near AUROC, far AUROC, accuracy): {'; '.join(texts)}."
-        for name, what in (("feature-norms", ""), ("rho-auto", "rho_norm = auto, "), ("two-views", "two views of ")):
+        for name, what in FINDINGS.items():
             if name in by_name:
                 yield from (f"- {title}, {what}{finding}" for finding in by_name[name].findings)
 

@@ -21,6 +21,7 @@ from scipy import stats
 
 from spcp import SPCPLinear, Truncation, __version__, cli, experiments, fit_threshold
 from spcp.config import Config
+from spcp.contributions import positive_share
 from spcp.data import DataError, load_benchmark
 from spcp.errors import InputError
 from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Record, Row, findings, judged, lab, paper, reproduce
@@ -28,7 +29,6 @@ from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
 from spcp.experiments.measures import measure
 from spcp.experiments.outcome import Cell, Support, judge
-from spcp.experiments.records import positive_share
 from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
 
@@ -657,19 +657,21 @@ class TestScales:
 
 def test_the_plain_network_tells_whether_spcp_helps() -> None:
     """Where features of OOD validation data are longer it helps, and where they are shorter it does not."""
-    rows = {"plain": (60, 0), "rho_norm=1": (70, 10), "rho_norm=3": (80, 20)}
-    worse = {"plain": (60, 0), "rho_norm=1": (55, 10), "rho_norm=3": (30, 20)}
+    rows = {"plain": (60.0, 0.0), "rho_norm=1": (70.0, 10.0), "rho_norm=3": (80.0, 20.0)}
+    worse = {"plain": (60.0, 0.0), "rho_norm=1": (55.0, 10.0), "rho_norm=3": (30.0, 20.0)}
     values = variants({"a": rows, "b": worse, "c": worse})
-    assert [(case.kind, case.ratio, case.gain, case.at_three) for case in findings.cases_of(values)] == [
-        ("a", 2.0, 20.0, 20.0),
-        ("b", 0.5, -5.0, -30.0),
-        ("c", 0.5, -5.0, -30.0),
+    longer = "OOD validation data have longer features than ID data"
+    assert [(case.kind, case.told[longer], case.gains) for case in findings.cases_of(values)] == [
+        ("a", 2.0, {"chosen": 20.0, "3": 20.0}),
+        ("b", 0.5, {"chosen": -5.0, "3": -30.0}),
+        ("c", 0.5, {"chosen": -5.0, "3": -30.0}),
     ]
     chosen, three = findings.prediction(values)
-    assert "SPCP gains AUROC in 1 of 3 cases" in chosen
-    assert "tells which in 3; rank correlation of the gain with their length +1.00" in chosen
-    assert "Where they are shorter, the mean gain is -5.0 points. Where they are longer, +20.0." in chosen
-    assert "the mean gain is -30.0 points" in three
+    assert "rho_norm chosen on validation data: SPCP gains AUROC in 1 of 3 cases" in chosen
+    assert "-5.0 to +20.0 points" in chosen
+    assert f"that {longer} tells which in 3 (rank correlation +1.00)" in chosen
+    assert "tells which in 2 (rank correlation +0.00)" in chosen  # 40 % are positive everywhere
+    assert "rho_norm 3: SPCP gains AUROC in 1 of 3 cases" in three
 
 
 def test_gains_by_length_of_training() -> None:

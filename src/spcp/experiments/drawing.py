@@ -13,7 +13,7 @@ from ..report.figures import FAR, ID, NEAR, Drawn, axes_of
 from ..report.study import Arm, EvaluatedRun, Study, gather
 from ..runs import Run
 from .catalogue import label, rows_of
-from .findings import SCALES, cases_of, curves_of, gains_by_norm
+from .findings import PREDICTORS, SCALES, cases_of, curves_of, gains_by_norm
 from .lab import Lab, Row
 from .measures import GROUPS
 from .outcome import Outcome
@@ -166,26 +166,21 @@ def scales(lab: Lab | None, outcome: Outcome) -> Drawn:
 
 
 def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
-    """Draw the gain of SPCP against what the plain network tells: the length of OOD features, and positive shares."""
+    """Draw the gain of SPCP against what the plain network tells before."""
     cases = cases_of(outcome.values)
     kinds = list(dict.fromkeys(case.kind for case in cases))
-    with axes_of(1, 2, 6.8, 2.9, sharey=True) as (figure, axes):
-        names = {
-            "ratio": "length of OOD validation features, ID = 1",
-            "positive": "% of contributions that are positive",
-        }
-        for axis, (name, text) in zip(axes[0], names.items(), strict=True):
+    with axes_of(1, len(PREDICTORS), 2.9 * len(PREDICTORS), 2.9, sharey=True) as (figure, axes):
+        for axis, (name, (measure, bound)) in zip(axes[0], PREDICTORS.items(), strict=True):
             for i, kind in enumerate(kinds):
-                chosen = [case for case in cases if case.kind == kind]
-                x, y = [getattr(case, name) for case in chosen], [case.gain for case in chosen]
-                look = {"marker": "os^Dv"[i % 5], "color": figures.ARM_COLOURS[i % 4], "label": kind}
-                axis.scatter(x, y, s=14, **look)
+                known = [case for case in cases if case.kind == kind and name in case.told and "auto" in case.gains]
+                x, y = [case.told[name] for case in known], [case.gains["auto"] for case in known]
+                axis.scatter(x, y, s=14, marker="os^Dv"[i % 5], color=figures.ARM_COLOURS[i % 4], label=kind)
             axis.axhline(0, lw=0.5, color=figures.INK)
-            axis.set_xlabel(text)
-        axes[0][0].axvline(1, lw=0.5, color=figures.INK)
+            axis.axvline(bound, lw=0.5, color=figures.INK)
+            axis.set_xlabel(" ".join(measure), fontsize=8)
         axes[0][0].set_ylabel("gain of AUROC")
-        axes[0][0].legend(frameon=False, fontsize=6)
-    return figure, "Each dot is a network and a seed: the gain of SPCP, rho_norm chosen on validation data, over plain."
+        axes[0][-1].legend(frameon=False, fontsize=6)
+    return figure, "Each dot is a network and a seed: the gain of SPCP with rho_norm auto, against the plain network's."
 
 
 FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -175,74 +174,75 @@ def scales(measured: Values) -> tuple[str, ...]:
     )
 
 
+PREDICTORS = {  # what the plain network tells: a measure, and above what it speaks for SPCP
+    "OOD validation data have longer features than ID data": (("validation", "norm ratio"), 1.0),
+    "truncating the plain network at the mean support raises its AUROC on validation data": (
+        ("validation", "gain at inference"),
+        0.0,
+    ),
+    "more than 40 % of the contributions are positive": (("contributions", "positive %"), 40.0),
+}
+
+
 @dataclass(frozen=True)
 class Case:
-    """A plain network, and what SPCP made of one like it."""
+    """What a plain network told, by the names of PREDICTORS, and what SPCP made of one like it: gains of AUROC.
+
+    Gains are means of near and far sets, by the amount: "chosen" on validation data for the kind of network, "auto",
+    and "3".
+    """
 
     kind: str
     seed: int
-    positive: float  # share of the contributions, in percent
-    ratio: float  # length of the features of OOD validation data, ID = 1
-    validation: float  # gain of AUROC on validation data at the rho_norm chosen on them
-    gain: float  # the same on test sets: the mean of near and far
-    at_three: float | None  # gain on test sets of rho_norm = 3
+    told: Mapping[str, float]
+    gains: Mapping[str, float]
 
 
 def cases_of(measured: Values) -> list[Case]:
-    """Return a case for each kind of network and seed. rho_norm is chosen on validation data, for each kind."""
+    """Return a case for each kind of network and seed."""
     cases = []
     for kind in curves_of(measured):
         rows = {row.removeprefix(f"{kind} "): by for row, by in measured.items() if row.rpartition(" ")[0] == kind}
         values = {name: by for name, by in rows.items() if name.startswith("rho_norm=")}
         area = {name: float(np.mean(list(by["validation", "AUROC"].values()))) for name, by in values.items()}
-        chosen, plain = values[max(area, key=lambda name: area[name])], rows["plain"]
-        for seed, ratio in plain.get(("validation", "norm ratio"), {}).items():
-            if seed not in chosen["near", "AUROC"]:
-                continue
-
-            def gain(row: Mapping[Measure, Mapping[int, float]], seed: int = seed, plain: Any = plain) -> float:
-                return float(np.mean([row[g, "AUROC"][seed] - plain[g, "AUROC"][seed] for g in ("near", "far")]))
-
-            three = values.get("rho_norm=3", {})
-            cases.append(
-                Case(
-                    kind,
-                    seed,
-                    plain["contributions", "positive %"][seed],
-                    ratio,
-                    chosen["validation", "AUROC"][seed] - plain["validation", "AUROC"][seed],
-                    gain(chosen),
-                    gain(three) if seed in three.get(("near", "AUROC"), {}) else None,
-                )
-            )
+        amounts = {"chosen": rows[max(area, key=lambda name: area[name])]}
+        amounts |= {text: rows[name] for text, name in (("auto", "auto"), ("3", "rho_norm=3")) if name in rows}
+        plain = rows["plain"]
+        for seed in plain["near", "AUROC"]:
+            gains = {
+                text: float(np.mean([by[g, "AUROC"][seed] - plain[g, "AUROC"][seed] for g in ("near", "far")]))
+                for text, by in amounts.items()
+                if seed in by["near", "AUROC"]
+            }
+            told = {
+                name: plain[measure][seed]
+                for name, (measure, _) in PREDICTORS.items()
+                if seed in plain.get(measure, {})
+            }
+            if gains and told:
+                cases.append(Case(kind, seed, told, gains))
     return cases
 
 
 def prediction(measured: Values) -> tuple[str, ...]:
     """Tell how well the plain network predicts whether SPCP helps."""
     cases = cases_of(measured)
-    if len(cases) < 3:
-        return ()
-    kinds = len({case.kind for case in cases})
     sentences = []
-    for what, gains in (
-        ("with rho_norm chosen on validation data", [case.gain for case in cases]),
-        ("with rho_norm 3", [case.at_three for case in cases]),
-    ):
-        known = [(case, gain) for case, gain in zip(cases, gains, strict=True) if gain is not None]
+    for amount, text in (("chosen", "chosen on validation data"), ("auto", "auto"), ("3", "3")):
+        known = [case for case in cases if amount in case.gains]
         if len(known) < 3:
             continue
-        y = np.array([gain for _, gain in known])
-        ratio, positive = (np.array([getattr(case, name) for case, _ in known]) for name in ("ratio", "positive"))
-        agree = int(((ratio > 1) == (y > 0)).sum())
-        short = y[ratio < 1]
+        y = np.array([case.gains[amount] for case in known])
+        kinds = len({case.kind for case in known})
+        told = []
+        for name, (_, bound) in PREDICTORS.items():
+            x = np.array([case.told.get(name, np.nan) for case in known])
+            if not np.isnan(x).any():
+                agree = int(((x > bound) == (y > 0)).sum())
+                told.append(f"that {name} tells which in {agree} (rank correlation {_rank(x, y):+.2f})")
         sentences.append(
-            f"{what}: SPCP gains AUROC in {int((y > 0).sum())} of {len(y)} cases (a network and a seed; {kinds} kinds "
-            f"of networks). That OOD validation data have longer features than ID data tells which in {agree}; rank "
-            f"correlation of the gain with their length {_rank(ratio, y):+.2f}, with the share of positive "
-            f"contributions {_rank(positive, y):+.2f}."
-            + (f" Where they are shorter, the mean gain is {short.mean():+.1f} points." if len(short) else "")
-            + (f" Where they are longer, {y[ratio >= 1].mean():+.1f}." if (ratio >= 1).any() else "")
+            f"rho_norm {text}: SPCP gains AUROC in {int((y > 0).sum())} of {len(y)} cases (a network and a seed; "
+            f"{kinds} kinds of networks), {y.min():+.1f} to {y.max():+.1f} points; {'; '.join(told)}."
         )
     return tuple(sentences)
 

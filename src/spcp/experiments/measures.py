@@ -98,7 +98,8 @@ def scales(row: Row, ask: Ask) -> dict[Measure, float]:
     """Measure AUROC, accuracy, and how much is truncated on several scales.
 
     These are: the share of all contributions, the share of the positive ones, and the threshold over `mean_support`, at
-    which "auto" truncates. Of OOD validation data, the AUROC and the length of the features, ID = 1.
+    which "auto" truncates. Of OOD validation data, the AUROC, what truncating a plain network at inference adds to it,
+    and the length of the features, ID = 1.
     """
     detected = {key: value for key, value in detection(row, ask).items() if key[0] in GROUPS and key[1] != "FPR95"}
     found, lengths = ask("contributions"), ask("lengths", "trained")
@@ -113,6 +114,9 @@ def scales(row: Row, ask: Ask) -> dict[Measure, float]:
         values["contributions", "threshold over support"] = found["threshold"] / found["support"]
     if outside:
         values["validation", "norm ratio"] = sum(outside) / len(outside) / lengths["val"]
+    if row.method == "plain":
+        values["validation", "gain at inference"] = 100 * ask("validation", "auto")["auroc"]
+        values["validation", "gain at inference"] -= values["validation", "AUROC"]
     return detected | values
 
 

@@ -15,7 +15,7 @@ import torch
 
 from .. import __version__
 from ..config import Config
-from ..contributions import effective_threshold, mean_support, pattern_of, plain_head
+from ..contributions import effective_threshold, mean_support, pattern_of, plain_head, positive_share
 from ..errors import InputError
 from ..evaluation import NOISE, Evaluation
 from ..files import read_json, written
@@ -155,16 +155,6 @@ def _contributions(evaluation: Evaluation) -> dict[str, Any]:
         "support": float(support.mean()),
         "threshold": None if threshold is None else float(threshold),
     }
-
-
-def positive_share(h: torch.Tensor, W: torch.Tensor) -> float:
-    """Return the share of the contributions `W[k,d] h[d]` of all samples that are above 0.
-
-    rho_norm asks for the quantile 1 - rho_norm / K of all of them: where few are positive, a large rho_norm puts the
-    threshold at 0.
-    """
-    signs = [((h > 0).double().mean(0), W > 0), ((h < 0).double().mean(0), W < 0)]  # (D,) and (K, D)
-    return float(sum((share * same).mean() for share, same in signs))
 
 
 MEASURES: Mapping[str, Callable[[Evaluation], dict[str, Any]]] = {
