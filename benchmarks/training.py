@@ -13,8 +13,8 @@ matrix product.
     python benchmarks/training.py --root DATA --accuracy
 
 compares something else: how long `spcp reproduce --budget cpu` trains until the network knows 92 % and 94 % of the test
-images, and how long a conventional loop with a whole ResNet-18 would. Both epochs are extrapolated, ours from a tenth of
-the images, the other from a few steps. The epochs it takes us are those of the trained networks whose records are in
+images, and how long a conventional loop with a whole ResNet-18 would. Both epochs are extrapolated, ours from a tenth
+of the images, the other from a few steps. The epochs it takes us are those of the trained networks whose records are in
 docs/results. The other loop is not trained: its time is given for as many epochs, and for the paper's 100 (95.1 %).
 """
 
