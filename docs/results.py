@@ -48,11 +48,11 @@ def main() -> None:
 
 def take_over(folder: Path) -> None:
     """Keep the records of runs and the outcomes, and draw what can be drawn of them; other figures are copied."""
+    for path in sorted((folder / "cpu/runs").rglob(FILE)):  # digits take seconds to train
+        kept = KEPT / path.relative_to(folder)
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, kept)
     for budget in SETTINGS:
-        for path in sorted((folder / budget / "runs").rglob(FILE)):
-            kept = KEPT / path.relative_to(folder)
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, kept)
         for path in sorted((folder / budget).glob("*/outcome.json")):
             outcome = Outcome.read(path.read_text())
             if outcome.name in SAME or not _current(outcome):

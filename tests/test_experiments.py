@@ -629,7 +629,7 @@ class TestScales:
     values = variants(
         {
             "a": {"plain": (50, 0), "rho_norm=1": (60, 10), "rho_norm=2": (80, 20), "rho_norm=3": (70, 30)},
-            "b": {"plain": (50, 0), "rho_norm=1": (80, 20), "rho_norm=2": (70, 30), "auto": (79, 20)},
+            "b": {"plain": (50, 0), "rho_norm=0.5": (60, 10), "rho_norm=1": (80, 20), "rho_norm=2": (70, 30)},
         }
     )
 
@@ -644,7 +644,7 @@ class TestScales:
         assert "2 kinds of networks" in lost
         assert "one value of rho_norm 15.0 (at worst 20.0)" in lost
         assert "no truncation 30.0 (at worst 30.0)" in lost
-        assert "auto" not in lost  # one kind lacks it
+        assert "auto" not in lost
         assert best == "the best rho_norm of each kind: a 2; b 1."
         assert findings.scales({row: by for row, by in self.values.items() if row.startswith("a")}) == ()
 

@@ -54,8 +54,8 @@ def test_the_plain_network_tells_what_to_expect(tmp_path: Path, caplog: pytest.L
         areas.append(metrics(*energies).auroc)
     assert told.gain == pytest.approx(areas[1] - areas[0], abs=1e-6)
     assert ("likely to help" in str(told)) == (told.gain > 0)
-    assert ("expect little of SPCP" in caplog.text) == (told.gain <= 0)
-    assert "rho_norm 1.2 already truncates" in str(dataclasses.replace(told, gain=-0.1, positive=0.3))
+    assert ("is likely to hurt" in caplog.text) == (told.gain <= 0)
+    assert "rho_norm 1.2 leaves nothing" in str(dataclasses.replace(told, gain=-0.1, positive=0.3))
 
 
 def test_what_cannot_be_tuned(tmp_path: Path) -> None:

@@ -222,12 +222,17 @@ def _notes(
     """Say what a reader has to know: what is special, what is missing, where the paper's numbers come from."""
     told = {"note": experiment.note} if experiment.note else {}
     lacking = {"Not trained yet": missing, "Recorded without these measures": unmeasured}
-    sentences = [f"{what}: {', '.join(names)}." for what, names in lacking.items() if names]
+    sentences = [f"{what}: {_listed(names)}." for what, names in lacking.items() if names]
     if sentences:
         told["missing"] = " ".join(sentences)
     if elsewhere:
         told["paper"] = paper.BENCHMARKS[_paper_benchmark(experiment, rows[0])]
     return told
+
+
+def _listed(names: list[str]) -> str:
+    """List names; of many, some and how many others there are."""
+    return ", ".join(names if len(names) <= 12 else [*names[:4], f"and {len(names) - 4} other rows"])
 
 
 def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str] | None) -> Mapping[str, Any]:

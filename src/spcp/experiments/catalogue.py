@@ -296,6 +296,7 @@ CIFAR10, CIFAR100, BOTH_SIZES = ("cifar10",), ("cifar100",), ("cifar10", "imagen
 VARIANTS = ("variants",)  # stands for the benchmarks of a budget's variants
 CURVES = ("curves",)
 OURS = "Not in the paper."
+EACH_ROW = " Each row says what was trained on which data; what is said of all is about the first."
 HEADS = (
     "Scores that run features through the head once more are given with both heads. The truncating one is the default, "
     "because the network was trained with it; the paper does not say which it took, and its released evaluator takes "
@@ -412,7 +413,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         VARIANTS,
         measure="scales",
         figures=("scales",),
-        note=OURS,
+        note=OURS + EACH_ROW,
     ),
     "prediction": Experiment(
         "Whether SPCP will help, told from the plain network",
@@ -420,7 +421,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         VARIANTS,
         measure="scales",
         figures=("prediction",),
-        note=OURS,
+        note=OURS + EACH_ROW,
     ),
     "training-length": Experiment("How long to train", _lengths, CIFAR10, note=OURS),
     "augmentation": Experiment("Overconfident on purpose: not augmented", _augmentation, CIFAR10, note=OURS),
