@@ -24,7 +24,7 @@ DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 KEPT = DOCS / "results"
 SETTINGS = {"small": "Digits", "cpu": "CIFAR-10"}
-SAME = ("cifar100", "imagenet200", "hyperparameters")  # the runs of other names, in these settings
+SAME = {"small": ("cifar100", "imagenet200", "hyperparameters"), "cpu": ("hyperparameters",)}  # as other names
 MARKS = ("<!-- results, by docs/results.py -->", "<!-- end of results -->")  # in the README
 NOTE = "<!-- Written by docs/results.py: edit that. -->"
 FINDINGS = {  # what our additions found, introduced
@@ -55,7 +55,7 @@ def take_over(folder: Path) -> None:
     for budget in SETTINGS:
         for path in sorted((folder / budget).glob("*/outcome.json")):
             outcome = Outcome.read(path.read_text())
-            if outcome.name in SAME or not _current(outcome):
+            if outcome.name in SAME[budget] or not _current(outcome):
                 continue
             (KEPT / budget).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, KEPT / budget / f"{outcome.name}.json")
@@ -158,7 +158,7 @@ def pages() -> dict[str, str]:
     ]
     for budget, title in SETTINGS.items():
         tables += [f"## {title}", ""] if kept[budget] else []
-        tables += [_section(budget, outcome) for name, outcome in kept[budget].items() if name not in SAME]
+        tables += [_section(budget, outcome) for name, outcome in kept[budget].items() if name not in SAME[budget]]
     return {
         "docs/results.md": "\n".join(lines).rstrip() + "\n",
         "docs/results-tables.md": "\n".join(tables).rstrip() + "\n",
@@ -259,7 +259,7 @@ def _claims(kept: Kept, *, ours: bool) -> Iterator[str]:
     claims: dict[tuple[str, str], dict[str, ClaimResult]] = {}
     for budget, by_name in kept.items():
         for name, outcome in by_name.items():
-            if name not in SAME and EXPERIMENTS[name].note.startswith("Not in the paper") == ours:
+            if name not in SAME[budget] and EXPERIMENTS[name].note.startswith("Not in the paper") == ours:
                 for claim in outcome.claims:
                     claims.setdefault((name, claim.text), {})[budget] = claim
     for (name, text), by_budget in claims.items():
