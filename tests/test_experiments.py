@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import dataclasses
+import datetime
 import html
 import io
 import json
 import os
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,14 +19,15 @@ import pytest
 import torch
 from scipy import stats
 
-from spcp import Engine, SPCPLinear, Truncation, cli, experiments, fit_threshold
+from spcp import Engine, SPCPLinear, Truncation, __version__, cli, experiments, fit_threshold
 from spcp.config import Config
-from spcp.data import load_benchmark
+from spcp.contributions import positive_share
+from spcp.data import DataError, load_benchmark
 from spcp.errors import InputError, TrainingError
-from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Row, judged, lab, paper, reproduce
+from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Record, Row, findings, judged, lab, paper, reproduce
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
-from spcp.experiments.measures import MEASURES, positive_share
+from spcp.experiments.measures import measure
 from spcp.experiments.outcome import Cell, Support, judge
 from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
@@ -79,7 +82,7 @@ def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = reproduce("itp", "smoke", folder, seeds=1, log=lambda _: None)
     monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained again"))
-    monkeypatch.setattr(lab.Lab, "evaluation", lambda *args: pytest.fail("scored again"))
+    monkeypatch.setattr(lab, "measure", lambda *args: pytest.fail("scored again"))
     again = reproduce("itp", "smoke", folder, seeds=1, log=lambda _: None)
     assert again.cells == first.cells
 
@@ -127,13 +130,13 @@ def test_what_a_killed_call_left_in_a_run_that_is_done_is_removed(folder: Path) 
 def test_a_stopped_run_is_resumed(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
     row = Row("Energy", benchmark="digits")
-    expected = whole.scored(row, 0)
+    expected = whole.measured(row, 0, "energy")
     runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None)
     train = lab.train
     monkeypatch.setattr(lab, "train", lambda *args, **kwargs: train(*args, **kwargs, until=1))
     assert len(runs.run(row, 0).history) == 1
     monkeypatch.setattr(lab, "train", train)
-    assert runs.scored(row, 0) == expected
+    assert runs.measured(row, 0, "energy") == expected
 
 
 def test_some_rows(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +230,7 @@ def test_full_has_the_papers_networks_and_benchmarks(tmp_path: Path) -> None:
 def test_the_fixed_threshold_is_the_one_that_spcp_ended_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Lab(BUDGETS["full"], tmp_path)
     asked: list[Row] = []
-    monkeypatch.setattr(runs, "run", lambda row, seed: asked.append(row) or Run(tmp_path, Config()))
+    monkeypatch.setattr(runs, "record", lambda row, seed: asked.append(row) or Run(tmp_path, Config()))
     record = {"loss": 1.0, "accuracy": 0.5, "lr": 0.1, "seconds": 1.0, "truncated": 0.1}
     lines = [json.dumps({"epoch": i, "threshold": threshold, **record}) for i, threshold in enumerate((0.5, 0.25))]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + "\n")
@@ -244,33 +247,159 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(folder: Path) -> No
 
 def test_other_data_is_scored_anew(folder: Path) -> None:
     row = Row("Energy", benchmark="digits")
-    counts = []
+    measured = []
     for samples in (100, 50, 100):
         budget = dataclasses.replace(BUDGETS["smoke"], samples=samples)
-        scored = Lab(budget, folder / "smoke", seeds=1, log=lambda _: None).scored(row, 0)
-        counts.append(scored["rows"][0]["n_ood"])
-    assert counts == [100, 50, 100]
+        measured.append(Lab(budget, folder / "smoke", seeds=1, log=lambda _: None).measured(row, 0, "energy"))
+    assert measured[0] == measured[2] != measured[1]
 
 
 def test_other_weights_are_scored_anew(tmp_path: Path) -> None:
     """Whatever the times of the files: copies, clocks and restored backups set them as they like."""
     runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None)
-    row = Row("Energy", benchmark="digits", score="msp")
-    first = runs.scored(row, 0)
+    row = Row("Energy", benchmark="digits")
+    first = runs.measured(row, 0, "msp")
     path = runs.run(row, 0).folder / "last.safetensors"
-    (kept,) = (path.parent / "scored").iterdir()
+    kept = path.parent / "record.json"
     written = kept.stat().st_mtime_ns
     os.utime(path)  # newer than what was measured with it
-    assert runs.scored(row, 0) == first
+    assert runs.measured(row, 0, "msp") == first
     assert kept.stat().st_mtime_ns == written
     tensors, notes = read_tensors(path)
     tensors["classifier.weight"] = tensors["classifier.weight"].flip(1)
     write_tensors(path, tensors, notes)
     os.utime(path, (1, 1))
-    again = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).scored(row, 0)
-    assert again["rows"] != first["rows"]
+    again = Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).measured(row, 0, "msp")
+    assert again != first
     kept.write_text("{")
-    assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).scored(row, 0) == again
+    assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).measured(row, 0, "msp") == again
+
+
+class TestRecords:
+    """What is left of runs whose weights are gone."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def records(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """The records of all runs that the tests above trained, without anything else."""
+        kept = tmp_path_factory.mktemp("records")
+        for path in folder.rglob("record.json"):
+            (kept / path.relative_to(folder)).parent.mkdir(parents=True)
+            shutil.copy(path, kept / path.relative_to(folder))
+        return kept
+
+    @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "overhead"])  # which trains nothing
+    def test_experiments_need_no_weights(
+        self, name: str, folder: Path, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained"))
+        monkeypatch.setattr(lab, "measure", lambda *args: pytest.fail("scored"))
+        options = {"seeds": 1, "trained_only": True, "log": lambda _: None}
+        outcome = reproduce(name, "smoke", tmp_path, records=records, **options)  # type: ignore[arg-type]
+        with_weights = Outcome.read((folder / "smoke" / name / "outcome.json").read_text())
+        assert json.loads(outcome.json())["cells"] == json.loads(with_weights.json())["cells"]
+        assert outcome.findings == with_weights.findings
+        same = ("rho_norm", "grid", "images", "training loss of the plain network")
+        facts = json.loads(outcome.json())["about"]
+        assert {key: facts.get(key) for key in same} == {key: with_weights.about.get(key) for key in same}
+        assert not any(path.name != "record.json" for path in records.rglob("*") if path.is_file())
+
+    def test_they_are_small(self, records: Path) -> None:
+        sizes = [path.stat().st_size for path in records.rglob("record.json")]
+        assert len(sizes) > 10
+        assert max(sizes) < 40_000
+
+    def test_they_say_what_was_measured_by_what(self, records: Path) -> None:
+        record = Record.read(records / "smoke/runs/digits/plain/seed-0/record.json")
+        assert record.config.method == "plain"
+        assert [epoch["epoch"] for epoch in record.history] == [0, 1]
+        assert record.sizes["train"] == 200
+        for measured in record.measured.values():
+            assert measured["version"].startswith(__version__)
+            datetime.date.fromisoformat(measured["date"])
+        assert record.environment[0]["torch"] == torch.__version__
+
+    def test_only_what_they_lack_is_trained(self, records: Path, tmp_path: Path) -> None:
+        told: list[str] = []
+        shutil.copytree(records, tmp_path / "records")
+        folder = tmp_path / "records/smoke/runs/digits/plain/seed-0"
+        record = Record.read(folder / "record.json")
+        del record.measured["itp trained"]
+        record.write(folder / "record.json")
+        options = {"seeds": 1, "records": tmp_path / "records", "log": told.append}
+        with pytest.raises(InputError, match="the records of itp lack its measures"):
+            reproduce("itp", "smoke", tmp_path, only=["ITP"], trained_only=True, **options)  # type: ignore[arg-type]
+        outcome = reproduce("itp", "smoke", tmp_path, trained_only=True, **options)  # type: ignore[arg-type]
+        assert outcome.about["missing"] == "Recorded without these measures: ITP."
+        reproduce("itp", "smoke", tmp_path, **options)  # type: ignore[arg-type]
+        assert [message for message in told if message.startswith("train")] == ["train: digits/plain/seed-0"]
+
+    def test_other_settings_and_data_are_refused(self, records: Path, tmp_path: Path) -> None:
+        row = Row("Energy", benchmark="digits")
+        options = {"seeds": 1, "records": records / "smoke", "log": lambda _: None}
+        for changes, words in (
+            ({"settings": {"digits": {"width": 16, "epochs": 2, "images": 200}}}, "trained with width = 8, not 16"),
+            ({"samples": 50}, "was measured with 100 samples of val, not 50"),
+        ):
+            other = dataclasses.replace(BUDGETS["smoke"], **changes)
+            with pytest.raises(InputError, match=words):
+                Lab(other, tmp_path, **options).record(row, 0)  # type: ignore[arg-type]
+
+    def test_without_the_data_they_stand_for_themselves(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def missing(*_: object) -> None:
+            raise DataError("no data here")
+
+        monkeypatch.setattr(lab, "load_benchmark", missing)
+        outcome = reproduce(
+            "ablation-beta", "smoke", tmp_path, seeds=1, trained_only=True, records=records, log=lambda _: None
+        )
+        assert outcome.about["images"] == 200
+
+    def test_a_damaged_one_is_named(self, records: Path, tmp_path: Path) -> None:
+        path = tmp_path / "runs/digits/plain/seed-0/record.json"
+        path.parent.mkdir(parents=True)
+        for text in ("{", "[]", '{"settings": {}}', '{"settings": 3}'):
+            path.write_text(text)
+            with pytest.raises(InputError, match=r"record\.json: .*; delete it"):
+                Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True).record(Row("", benchmark="digits"), 0)
+
+    def test_all_is_measured_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whatever is asked of a run later, its weights are not needed: with every head, and every rho_norm."""
+        runs = Lab(BUDGETS["smoke"], tmp_path / "smoke", seeds=1, log=lambda _: None)
+        asked = {name: rows_of(name, runs) for name in EXPERIMENTS if EXPERIMENTS[name].measure != "time"}
+        trained = [Row("", benchmark="digits"), Row("", "spcp", {"rho_norm": 1.0}, benchmark="digits")]
+        trained += [Row("", "logitnorm", {"rho_norm": 1.0}, benchmark="digits")]
+        for row in trained:
+            runs.run(row, 0)
+        for arguments, code, words in (
+            (["--measure"], 0, "records of 3 runs, which need no weights any more"),
+            (["itp", "--measure"], 2, "leave out itp"),
+            (["--measure", "--budget", "huge"], 2, "no budget 'huge'"),
+        ):
+            options = ["reproduce", "--budget", "smoke", "--out", str(tmp_path), *arguments]
+            monkeypatch.setattr(sys, "argv", ["spcp", *options])
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            assert end.value.code == code
+            assert words in " ".join(capsys.readouterr().err.split())
+        for path in tmp_path.rglob("last.safetensors"):
+            path.unlink()
+        monkeypatch.setattr(lab, "measure", lambda *args: pytest.fail("scored"))
+        runs.trained_only = True
+        for row in trained:
+            for name, rows in asked.items():
+                for one in rows:
+                    if one.method == row.method:
+                        for value in BUDGETS["smoke"].grid:
+                            runs._chosen["digits", CHOSEN] = value
+                            same = dataclasses.replace(one, settings=row.settings, benchmark="digits")
+                            assert measure(EXPERIMENTS[name].measure, runs, [same])[label(same)], (name, one)
+            for how in (CHOSEN, ON_NOISE):
+                assert 0 <= runs.validation(row, 0, how) <= 1
 
 
 class TestTrainedOnly:
@@ -350,7 +479,7 @@ def test_patterns_are_measured_before_truncation(folder: Path) -> None:
     """Cutting what dominates would make any network look denser."""
     runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
     rows = [Row("SPCP", "spcp", benchmark="digits"), Row("plain head", "spcp", head="plain", benchmark="digits")]
-    values = MEASURES["sparsity"](runs, rows)
+    values = measure("sparsity", runs, rows)
     for metric in ("top 1 %", "top 10 %", "participation ratio"):
         assert values["SPCP"]["contributions", metric] == values["plain head"]["contributions", metric]
 
@@ -365,7 +494,7 @@ def test_share_of_positive_contributions() -> None:
 def test_tails_are_the_share_of_ood_inputs_above_the_median_of_id_inputs(folder: Path) -> None:
     runs = Lab(BUDGETS["smoke"], folder / "smoke", seeds=1, log=lambda _: None)
     row = Row("Vanilla", benchmark="digits")
-    measured = MEASURES["tails"](runs, [row])["Vanilla"]
+    measured = measure("tails", runs, [row])["Vanilla"]
     evaluation = runs.evaluation(row, 0)
     energy = {role: evaluation.bank(role).logits.logsumexp(1).numpy() for role in evaluation.benchmark.sets()}
     middle = np.sort(energy["test"])[(len(energy["test"]) - 1) // 2]
@@ -509,6 +638,80 @@ def test_outcomes_are_read_as_they_were_written(folder: Path) -> None:
     text = (folder / "smoke" / "ablation-stage" / "outcome.json").read_text()
     assert json.loads(Outcome.read(text).json()) == json.loads(text)
     assert len(text) < 20_000
+
+
+CONTRIBUTIONS = ("truncated %", "truncated of positive %", "threshold over support")
+
+
+def variants(kinds: dict[str, dict[str, tuple[float, float]]]) -> dict[str, dict[tuple[str, str], dict[int, float]]]:
+    """Rows of `scales` for one seed: AUROC, on near sets as on far ones, and how much is truncated on every scale."""
+    return {
+        f"{kind} {name}": {(group, "AUROC"): {0: auroc} for group in ("near", "far", "validation")}
+        | {("contributions", metric): {0: share} for metric in CONTRIBUTIONS}
+        | {("contributions", "positive %"): {0: 40.0}, ("validation", "norm ratio"): {0: 2.0 if kind == "a" else 0.5}}
+        for kind, rows in kinds.items()
+        for name, (auroc, share) in rows.items()
+    }
+
+
+class TestScales:
+    """Two kinds of networks whose best rho_norm is not the same, but cuts the same share of what is positive."""
+
+    values = variants(
+        {
+            "a": {"plain": (50, 0), "rho_norm=1": (60, 10), "rho_norm=2": (80, 20), "rho_norm=3": (70, 30)},
+            "b": {"plain": (50, 0), "rho_norm=0.5": (60, 10), "rho_norm=1": (80, 20), "rho_norm=2": (70, 30)},
+        }
+    )
+
+    def test_what_is_lost_if_others_choose(self) -> None:
+        curves = findings.curves_of(self.values)
+        assert findings.regrets(curves, "the share of the positive contributions") == {"a": 0, "b": 0}
+        # b's best is 1, where a has 60 instead of 80; a's best is 2, where b has 70 instead of 80
+        assert findings.regrets(curves, "rho_norm") == {"a": 20, "b": 10}
+
+    def test_it_is_told(self) -> None:
+        lost, best = findings.scales(self.values)
+        assert "2 kinds of networks" in lost
+        assert "one value of rho_norm 15.0 (at worst 20.0)" in lost
+        assert "no truncation 30.0 (at worst 30.0)" in lost
+        assert "auto" not in lost
+        assert best == "the best rho_norm of each kind: a 2; b 1."
+        assert findings.scales({row: by for row, by in self.values.items() if row.startswith("a")}) == ()
+
+    def test_seeds_that_not_all_rows_have_do_not_count(self) -> None:
+        values = {row: {key: dict(by) for key, by in rows.items()} for row, rows in self.values.items()}
+        for by in values["a rho_norm=1"].values():
+            by[1] = 0.0
+        assert findings.curves_of(values)["a"].auroc.tolist() == [60, 80, 70]
+
+
+def test_the_plain_network_tells_whether_spcp_helps() -> None:
+    """Where features of OOD validation data are longer it helps, and where they are shorter it does not."""
+    rows = {"plain": (60.0, 0.0), "rho_norm=1": (70.0, 10.0), "rho_norm=3": (80.0, 20.0)}
+    worse = {"plain": (60.0, 0.0), "rho_norm=1": (55.0, 10.0), "rho_norm=3": (30.0, 20.0)}
+    values = variants({"a": rows, "b": worse, "c": worse})
+    longer = "OOD validation data have longer features than ID data"
+    assert [(case.kind, case.told[longer], case.gains) for case in findings.cases_of(values)] == [
+        ("a", 2.0, {"chosen": 20.0, "3": 20.0}),
+        ("b", 0.5, {"chosen": -5.0, "3": -30.0}),
+        ("c", 0.5, {"chosen": -5.0, "3": -30.0}),
+    ]
+    chosen, three = findings.prediction(values)
+    assert "rho_norm chosen on validation data: SPCP gains AUROC in 1 of 3 cases" in chosen
+    assert "-5.0 to +20.0 points" in chosen
+    assert f"that {longer} tells which in 3 (rank correlation +1.00)" in chosen
+    assert "tells which in 2 (rank correlation +0.00)" in chosen  # 40 % are positive everywhere
+    assert "rho_norm 3: SPCP gains AUROC in 1 of 3 cases" in three
+
+
+def test_gains_by_length_of_training() -> None:
+    def row(auroc: dict[int, float]) -> dict[tuple[str, str], dict[int, float]]:
+        return {("near", "AUROC"): auroc, ("far", "AUROC"): auroc}
+
+    values = {"Vanilla for 12 epochs": row({0: 80.0, 1: 90.0}), "SPCP rho_norm=3 for 12 epochs": row({1: 85.0})}
+    values["SPCP rho_norm=3 for 30 epochs"] = row({0: 1.0})  # without a plain one
+    assert findings.lengths(values) == ("SPCP rho_norm=3 for 12 epochs: gain of AUROC near -5.0, far -5.0.",)
 
 
 def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:

@@ -312,12 +312,17 @@ def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypa
         outcome = Outcome(name, "a title", "cpu", {**facts, "network": network}, tuple(cells), ())
         (tmp_path / "new/cpu" / name).mkdir(parents=True)
         (tmp_path / "new/cpu" / name / "outcome.json").write_text(outcome.json())
+    record = tmp_path / "new/cpu/runs/cifar10/plain/seed-0/record.json"
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
     script.take_over(tmp_path / "new")
     assert sorted(path.name for path in (tmp_path / "cpu").iterdir()) == [
         "ablation-rho-curves.svg",
         "ablation-rho.json",
+        "runs",
         "summary.svg",
     ]
+    assert (tmp_path / "cpu/runs/cifar10/plain/seed-0/record.json").read_text() == "{}"
     assert "prefers-color-scheme:dark" in (tmp_path / "cpu/summary.svg").read_text()
     written = script.pages()
     short = "| CIFAR-10: plain | 2 | 91.0 ±1.0 |"

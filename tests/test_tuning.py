@@ -35,6 +35,29 @@ def test_the_best_value_on_validation_data_is_chosen(tmp_path: Path) -> None:
     assert (spcp.method, spcp.truncation, spcp.seed) == ("spcp", Truncation(0.5), 1)
 
 
+def test_the_plain_network_tells_what_to_expect(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    corners = training_run.benchmark(48)
+    tuning = tune(training_run.config("spcp", 1), tmp_path, grid=(0.0, 0.5), benchmark=corners)
+    told, (chosen_on, _) = tuning.outlook, split(40)
+    assert told is not None
+    evaluation = Evaluation(Run.open(run_folder(tmp_path, 0.0, 0)), corners).with_val(chosen_on)
+    h, other = (evaluation.bank(role).features.double() for role in ("val", "ood_val/noise"))
+    W, b = (parameter.detach().double() for parameter in evaluation.model.head.parameters())
+    c = torch.einsum("nd,kd->nkd", h, W)
+    assert told.positive == pytest.approx(float((c > 0).double().mean()))
+    assert told.ratio == pytest.approx(float(other.norm(dim=1).mean() / h.norm(dim=1).mean()), rel=1e-5)
+    best = c[torch.arange(len(h)), (c.sum(2) + b).argmax(1)]  # (N, D)
+    threshold = torch.stack([row[row > 0].mean() for row in best]).mean()
+    areas = []
+    for at in (torch.inf, threshold):
+        energies = [torch.einsum("nd,kd->nkd", x, W).clamp(max=at).sum(2).add(b).logsumexp(1) for x in (h, other)]
+        areas.append(metrics(*energies).auroc)
+    assert told.gain == pytest.approx(areas[1] - areas[0], abs=1e-6)
+    assert ("likely to help" in str(told)) == (told.gain > 0)
+    assert ("is likely to hurt" in caplog.text) == (told.gain <= 0)
+    assert "rho_norm 1.2 leaves nothing" in str(dataclasses.replace(told, gain=-0.1, positive=0.3))
+
+
 def test_what_cannot_be_tuned(tmp_path: Path) -> None:
     corners = training_run.benchmark(48)
     for method, message in (("plain", "plain: has no rho_norm to tune"), ("snn", "snn: .* leave out rho_norm")):

@@ -51,6 +51,8 @@ def tune_command(
         rows.append(row | {"chosen": "*" if value == tuning.best else ""})
     title = f"AUROC of {tuning.score}: validation against {tuning.ood}, {len(chosen_seeds)} seed(s)"
     show(rows, as_json, title, percent("validation_auroc", "deviation", "validation_accuracy"))
+    if tuning.outlook is not None and tuning.outlook.gain > 0:  # else it was a warning
+        note(str(tuning.outlook))
     if tuning.best == 0:
         note("training without truncation separates ID from OOD validation data best")
     if max(row["validation_auroc"] for row in rows) < 0.5:

@@ -15,6 +15,7 @@ from .patterns import explain as explain
 from .patterns import explanations_of as explanations_of
 from .patterns import fit_threshold as fit_threshold
 from .patterns import pattern_of as pattern_of
+from .patterns import positive_share as positive_share
 from .patterns import sparsity as sparsity
 from .quantile import RhoNorm as RhoNorm
 from .quantile import contribution_quantile as contribution_quantile

@@ -113,6 +113,16 @@ def pattern_of(features: Iterable[Tensor], head: nn.Linear) -> Pattern:
     return Pattern((contributions / samples).float(), (truncated / samples).float(), samples)
 
 
+def positive_share(h: Tensor, W: Tensor) -> float:
+    """Return the share of the contributions `W[k,d] h[d]` of all samples that are above 0.
+
+    rho_norm asks for the quantile 1 - rho_norm / K of all of them: where few are positive, a large rho_norm puts the
+    threshold at 0.
+    """
+    signs = [((h > 0).double().mean(0), W > 0), ((h < 0).double().mean(0), W < 0)]  # (D,) and (K, D)
+    return float(sum((share * same).mean() for share, same in signs))
+
+
 def sparsity(contributions: Tensor) -> Sparsity:
     """Measure how unequally the magnitudes of a contribution matrix (or of any tensor) are spread over its entries.
 

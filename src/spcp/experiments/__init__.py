@@ -6,29 +6,34 @@ import contextlib
 import dataclasses
 import datetime
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import __version__
+from ..config import Config
 from ..engines.runs import Engine
 from ..environment import environment, machine
 from ..errors import InputError
+from ..methods import METHODS
+from ..progress import track
 from . import drawing, page, paper
 from .budgets import BUDGETS as BUDGETS
 from .budgets import Budget as Budget
 from .catalogue import EXPERIMENTS as EXPERIMENTS
+from .catalogue import SCORES, claims_of, label, rows_of
 from .catalogue import Experiment as Experiment
-from .catalogue import claims_of, label, rows_of
-from .findings import FINDINGS
+from .findings import FINDINGS, PARTIAL
 from .lab import Lab as Lab
 from .lab import Row as Row
 from .lab import UntrainedError
-from .measures import MEASURES, Values
+from .measures import Values, measure
 from .outcome import Cell, judge
 from .outcome import Outcome as Outcome
+from .records import FILE
+from .records import Record as Record
 
 
 def reproduce(
@@ -41,6 +46,7 @@ def reproduce(
     root: str | Path | None = None,
     trained_only: bool = False,
     engine: Engine | None = None,
+    records: str | Path | None = None,
     log: Callable[[str], None] = print,
 ) -> Outcome:
     """Run an experiment, write its outcome below `folder`, and return it.
@@ -57,6 +63,8 @@ def reproduce(
         trained_only: train nothing; rows and seeds whose runs are not done are left out, and the outcome says so.
         engine: where runs are trained and scored, and how many at a time; by default one after the other in this
             process. The numbers do not depend on it, but for the threads of a run, by default one.
+        records: a folder with records of runs (`record.json`) by budget, such as docs/results: what is in them is
+            neither trained nor scored, so that results of several machines add up.
         log: called with messages about the progress.
     """
     for value, names, what in ((name, EXPERIMENTS, "experiment"), (budget, BUDGETS, "budget")):
@@ -65,20 +73,69 @@ def reproduce(
     if seeds is not None and seeds < 1:
         raise InputError(f"seeds = {seeds} must be at least 1")
     folder = Path(folder).expanduser() / budget
+    records = None if records is None else Path(records).expanduser() / budget
     engine = engine or Engine()
+    given: dict[str, Any] = {"seeds": seeds, "root": root, "trained_only": trained_only, "records": records}
     with engine.started(), engine.limited():
-        lab = Lab(BUDGETS[budget], folder, seeds=seeds, root=root, trained_only=trained_only, engine=engine, log=log)
+        lab = Lab(BUDGETS[budget], folder, **given, engine=engine, log=log)
         outcome = _outcome(name, budget, lab, only)
-        figures = {kind: drawing.FIGURES[kind](lab, outcome) for kind in EXPERIMENTS[name].figures}
+        figures = {}
+        for kind in EXPERIMENTS[name].figures:
+            try:
+                figures[kind] = drawing.FIGURES[kind](lab, outcome)
+            except UntrainedError as error:
+                log(f"no figure {kind}: it needs the weights of {error}, of which there is a record only")
         page.write(outcome, figures, folder / name)
     return outcome
+
+
+def measure_runs(
+    budget: str = "cpu",
+    folder: str | Path = "reproduce",
+    *,
+    root: str | Path | None = None,
+    log: Callable[[str], None] = print,
+) -> list[Path]:
+    """Measure all that any experiment may ask of the runs that are done, and return their records.
+
+    `reproduce` then does with the records, and needs the weights for figures only. All is every score with both heads,
+    and truncation at inference with every value of rho_norm that may come to be chosen.
+    """
+    if budget not in BUDGETS:
+        raise InputError(f"no budget {budget!r}; there are {', '.join(BUDGETS)}")
+    lab = Lab(BUDGETS[budget], Path(folder).expanduser() / budget, root=root, trained_only=True, log=log)
+    done = []
+    with Engine().limited():
+        for run in lab.runs():
+            log(f"measure: {run.folder.relative_to(lab.folder / 'runs')}")
+            names = measures_of(run.config, lab.budget)
+            for name in track(names, "measures", len(names)):
+                lab.measure(run, name)
+            done.append(run.folder / FILE)
+    return done
+
+
+def measures_of(config: Config, budget: Budget) -> list[str]:
+    """List all that experiments may ask of a run: measures and heads, as `Lab.measure` takes them."""
+    heads = ["trained", "plain"] if config.truncation.rho_norm else ["trained"]
+    at_inference = ["auto", *(f"fitted {value:g}" for value in budget.grid)] if config.method == "plain" else []
+    scores = SCORES if config.method in ("plain", "spcp") else (METHODS[config.method][0].score,)
+    told = [f"{what} {head}" for what in ("validation", "contributions") for head in (*heads, *at_inference)]
+    told += [f"{what} {head}" for what in ("noise-validation", "tails") for head in heads] + ["lengths trained"]
+    return [*told, *(f"{score} {head}" for score in scores for head in heads), *(f"energy {x}" for x in at_inference)]
 
 
 def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None) -> Outcome:
     """Measure all rows, and compare them with the paper's and with each other."""
     experiment = EXPERIMENTS[name]
     rows, missing = _trained(name, lab, rows_of(name, lab, only))
-    measured = MEASURES[experiment.measure](lab, rows)
+    measured = measure(experiment.measure, lab, rows)
+    unmeasured = [label(row) for row in rows if not measured[label(row)]]
+    rows = [row for row in rows if measured[label(row)]]
+    if not rows:
+        raise InputError(
+            f"{lab.folder}: the records of {name} lack its measures; leave out --trained to train its runs"
+        )
     if callable(experiment.claims) and lab.budget.verdicts:  # they are about the value chosen
         with contextlib.suppress(UntrainedError):
             lab.rho_norm(rows[0].benchmark)
@@ -89,8 +146,9 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
         for measure, by_seed in measured[row].items()
         for key in [(row, *measure)]
     )
-    findings = FINDINGS[name](measured) if name in FINDINGS and only is None and not missing else ()
-    about = {**_about(name, budget, lab, rows, only), **_notes(experiment, rows, missing, bool(elsewhere))}
+    whole = only is None and not missing + unmeasured
+    findings = FINDINGS[name](measured) if name in FINDINGS and (whole or name in PARTIAL) else ()
+    about = {**_about(name, budget, lab, rows, only), **_notes(experiment, rows, missing, unmeasured, bool(elsewhere))}
     return judged(Outcome(name, experiment.title, budget, about, cells, (), findings))
 
 
@@ -154,14 +212,23 @@ def _paper_benchmark(experiment: Experiment, row: Row) -> str:
     return row.benchmark if row.benchmark in benchmarks else benchmarks[0]
 
 
-def _notes(experiment: Experiment, rows: list[Row], missing: list[str], elsewhere: bool) -> Mapping[str, str]:
+def _notes(
+    experiment: Experiment, rows: list[Row], missing: list[str], unmeasured: list[str], elsewhere: bool
+) -> Mapping[str, str]:
     """Say what a reader has to know: what is special, what is missing, where the paper's numbers come from."""
     told = {"note": experiment.note} if experiment.note else {}
-    if missing:
-        told["missing"] = f"Not trained yet: {', '.join(missing)}."
+    lacking = {"Not trained yet": missing, "Recorded without these measures": unmeasured}
+    sentences = [f"{what}: {_listed(names)}." for what, names in lacking.items() if names]
+    if sentences:
+        told["missing"] = " ".join(sentences)
     if elsewhere:
         told["paper"] = paper.BENCHMARKS[_paper_benchmark(experiment, rows[0])]
     return told
+
+
+def _listed(names: list[str]) -> str:
+    """List names; of many, some and how many others there are."""
+    return ", ".join(names if len(names) <= 12 else [*names[:4], f"and {len(names) - 4} other rows"])
 
 
 def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str] | None) -> Mapping[str, Any]:
@@ -172,14 +239,13 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
     command += [] if only is None else ["--only", ",".join(only)]
     command += [] if len(lab.seeds) == lab.budget.seeds else ["--seeds", str(len(lab.seeds))]
     command += ["--trained"] if lab.trained_only else []
-    size = lab.benchmark(rows[0].benchmark).fewer(config.images).train
     loss = lab.final_loss(next((row for row in rows if row.method == "plain"), None))
     settings = list(dict.fromkeys(row.setting for row in rows))
     shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
     return {
         "command": shlex.join(command),
         "data": rows[0].benchmark,
-        "images": len(size or ()),
+        "images": lab.images(rows[0]),
         **{key: value for key, value in shown.items() if value is not None},
         **({} if rho_norm is None else {"rho_norm": rho_norm}),
         **({"grid": lab.grid[rows[0].benchmark]} if rows[0].benchmark in lab.grid else {}),

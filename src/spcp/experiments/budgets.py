@@ -36,6 +36,7 @@ class Budget:
     penalties: tuple[float, ...] = PENALTIES
     backbones: Backbones = field(default_factory=lambda: BACKBONES)
     lengths: tuple[int, ...] = ()  # epochs to compare
+    variants: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)  # by benchmark: networks
     verdicts: bool = True  # whether what comes out means anything
     samples: int | None = None  # of each set to test on; None: all
 
@@ -44,6 +45,7 @@ _PAPER = {"beta": 0.999}  # at any length: what is not truncated has none
 _FAST = {"network": "whitened_cnn", "epochs": 12, "batch_size": 256, "lr": 0.2, "warmup": 2, "schedule": "linear"}
 _FAST |= {"augment": "reflect", "precision": "bf16-mixed"}
 _SMALL = {"width": 8, "epochs": 20}
+_MLP = {"network": "mlp"}
 _TINY = {"width": 8, "epochs": 2, "images": 200}
 
 BUDGETS: Mapping[str, Budget] = {
@@ -58,6 +60,7 @@ BUDGETS: Mapping[str, Budget] = {
             "kinetics-sound": {**_PAPER, "network": "resnet18", "epochs": 100, "batch_size": 128, "lr": 0.1},
         },
         tunes=False,
+        variants={name: {"ResNet-18": {}} for name in ("cifar10", "cifar100", "imagenet200")},
     ),
     "cpu": Budget(
         "real data reduced to minutes a run on two cores, 3 seeds; ablations on CIFAR-10",
@@ -81,6 +84,11 @@ BUDGETS: Mapping[str, Budget] = {
             ),
         },
         lengths=(12, 30, 60),
+        variants={
+            "cifar10": {"whitened CNN": {}, "whitened CNN, not augmented": {"augment": "none"}},
+            "cifar100": {"whitened CNN": {}},
+            "spoken-digits": {"CNN": {}},
+        },
     ),
     "small": Budget(
         "the embedded digits, seconds a run, 5 seeds",
@@ -96,6 +104,15 @@ BUDGETS: Mapping[str, Budget] = {
             # DenseNet has a hundred layers at any width, which takes minutes
         },
         lengths=(20, 60),
+        variants={
+            "digits": {
+                "CNN of width 8": {},
+                "CNN of width 16": {"width": 16},
+                **{f"perceptron of width {width}": {**_MLP, "width": width} for width in (32, 64, 256)},
+                "perceptron of width 64, 5 epochs": {**_MLP, "width": 64, "epochs": 5},
+            },
+            "spoken-digits": {"CNN of width 8": {}, "perceptron of width 64": {**_MLP, "width": 64}},
+        },
     ),
     "smoke": Budget(
         "seconds in all, on the embedded digits: whether it runs, not what comes out",
@@ -109,6 +126,7 @@ BUDGETS: Mapping[str, Budget] = {
         penalties=(0.001,),
         backbones={"ResNet-18": ("CNN", {}), "WideResNet-28-10": ("ResNet-10", {"network": "resnet10"})},
         lengths=(1, 2),
+        variants={"digits": {"CNN": {}, "perceptron": {**_MLP, "width": 16}}},
         verdicts=False,  # in four steps nothing is learnt
         samples=100,
     ),

@@ -52,6 +52,7 @@ TRAINED |= {"T2FNorm": "t2fnorm"}
 COMBINED = {"MSP": "msp", "Energy": "energy", "GradNorm": "gradnorm", "KNN": "knn", "ASH": "ash"}
 ALSO_COMBINED = {"ReAct": "react", "SCALE": "scale", "DICE": "dice"}  # not in the paper's table
 BOTH_HEADS = ("GradNorm", "ASH", *ALSO_COMBINED)  # scores that run features through the head once more
+SCORES = tuple(dict.fromkeys([*(POSTHOC | COMBINED | ALSO_COMBINED).values(), "itp", "two-views"]))  # all of a row
 PLAIN_HEAD = " (plain head)"
 PENALTY_NAMES = {value: f"+L2 ({f'{value:.5f}'.rstrip('0')})" for value in PENALTIES}
 
@@ -106,9 +107,9 @@ def _beta(lab: Lab, benchmark: str) -> list[Row]:
 
 
 def _steps(lab: Lab, benchmark: str) -> int:
-    config = lab.config(Row("", benchmark=benchmark), 0)
-    train = lab.benchmark(benchmark).fewer(config.images).train
-    return config.epochs * math.ceil(len(train or ()) / config.batch_size)
+    plain = Row("", benchmark=benchmark)
+    config = lab.config(plain, 0)
+    return config.epochs * math.ceil(lab.images(plain) / config.batch_size)
 
 
 def _lambda(lab: Lab, benchmark: str) -> list[Row]:
@@ -140,6 +141,17 @@ def _lengths(lab: Lab, benchmark: str) -> list[Row]:
         Row(f"{name} for {epochs} epochs", method, settings | ({} if epochs == usual else {"epochs": epochs}))
         for epochs in lab.budget.lengths
         for name, method, settings in methods
+    ]
+
+
+def _variants(lab: Lab, benchmark: str) -> list[Row]:
+    """Plain training and every amount of truncation, for each network that a budget has for a benchmark."""
+    methods: list[tuple[str, str, dict[str, Any]]] = [("plain", "plain", {}), ("auto", "spcp", {"rho_norm": "auto"})]
+    methods += [(f"rho_norm={value:g}", "spcp", {"rho_norm": value}) for value in lab.budget.grid]
+    return [
+        Row(name, method, {**settings, **truncation}, backbone=network)
+        for network, settings in lab.budget.variants[benchmark].items()
+        for name, method, truncation in methods
     ]
 
 
@@ -281,8 +293,10 @@ MAIN_TABLES = {  # the appendix first: the main table's row of MOS, commented ou
     "imagenet200": ("ImageNet-200", ("appendix-r5", "appendix-r6", "imagenet")),
 }
 CIFAR10, CIFAR100, BOTH_SIZES = ("cifar10",), ("cifar100",), ("cifar10", "imagenet200")
+VARIANTS = ("variants",)  # stands for the benchmarks of a budget's variants
 CURVES = ("curves",)
 OURS = "Not in the paper."
+EACH_ROW = " Each row says what was trained on which data; what is said of all is about the first."
 HEADS = (
     "Scores that run features through the head once more are given with both heads. The truncating one is the default, "
     "because the network was trained with it; the paper does not say which it took, and its released evaluator takes "
@@ -393,6 +407,22 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         note=OURS,
     ),
     "two-views": Experiment("Plain and truncated logits of one pass", VIEWS, CIFAR10, claims=VIEW_CLAIMS, note=OURS),
+    "scales": Experiment(
+        "How to say how much to truncate: which scale means the same for other networks and data",
+        _variants,
+        VARIANTS,
+        measure="scales",
+        figures=("scales",),
+        note=OURS + EACH_ROW,
+    ),
+    "prediction": Experiment(
+        "Whether SPCP will help, told from the plain network",
+        _variants,
+        VARIANTS,
+        measure="scales",
+        figures=("prediction",),
+        note=OURS + EACH_ROW,
+    ),
     "training-length": Experiment("How long to train", _lengths, CIFAR10, note=OURS),
     "augmentation": Experiment("Overconfident on purpose: not augmented", _augmentation, CIFAR10, note=OURS),
 }
@@ -403,6 +433,8 @@ def benchmarks_of(name: str, budget: Budget) -> tuple[str, ...]:
     benchmarks = EXPERIMENTS[name].benchmarks
     if benchmarks == ("audio",):
         return (budget.audio,)
+    if benchmarks == VARIANTS:
+        return tuple(budget.variants)
     if budget.stand_in is not None:
         return (budget.stand_in,)
     if not budget.tunes or name in benchmarks:  # the paper's setting; or the table of one benchmark

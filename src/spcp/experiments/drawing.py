@@ -13,7 +13,7 @@ from ..report.figures import FAR, ID, NEAR, Drawn, axes_of
 from ..report.study import Arm, EvaluatedRun, Study, gather
 from ..runs import Run
 from .catalogue import label, rows_of
-from .findings import gains_by_norm
+from .findings import PREDICTORS, SCALES, cases_of, curves_of, gains_by_norm
 from .lab import Lab, Row
 from .measures import GROUPS
 from .outcome import Outcome
@@ -90,7 +90,7 @@ def _runs(lab: Lab | None, outcome: Outcome) -> list[tuple[Row, Run]]:
     """Return the rows with the run of their first seed, each run once."""
     assert lab is not None
     rows = [row for row in rows_of(outcome.name, lab) if label(row) in outcome.rows]
-    opened = [(row, lab.run(row, lab.seeds_of(row)[0])) for row in rows]
+    opened = [(row, lab.with_weights(row, lab.seeds_of(row)[0])) for row in rows]
     return list({run.folder: (row, run) for row, run in opened}.values())
 
 
@@ -147,10 +147,49 @@ def norms(lab: Lab | None, outcome: Outcome) -> Drawn:
     )
 
 
+def scales(lab: Lab | None, outcome: Outcome) -> Drawn:
+    """Draw the gain over plain training against how much is truncated, on each scale; a line a kind of network."""
+    found = curves_of(outcome.values)
+    with axes_of(1, len(SCALES), 2.6 * len(SCALES), 2.9, sharey=True) as (figure, axes):
+        for axis, scale in zip(axes[0], SCALES, strict=True):
+            for i, (kind, curve) in enumerate(found.items()):
+                order = np.argsort(curve.scales[scale])
+                look = {"marker": "os^Dv"[i % 5], "ms": 3, "lw": 1, "color": figures.ARM_COLOURS[i % 4], "label": kind}
+                axis.plot(
+                    curve.scales[scale][order], curve.auroc[order] - curve.plain, ls=("-", "--")[i // 4 % 2], **look
+                )
+            axis.axhline(0, lw=0.5, color=figures.INK)
+            axis.set_xlabel(scale.removeprefix("the "), fontsize=8)
+        axes[0][0].set_ylabel("gain of AUROC")
+        axes[0][0].legend(frameon=False, fontsize=6)
+    return figure, "Gain of SPCP over plain training (AUROC, mean of near and far sets) against how much is truncated."
+
+
+def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
+    """Draw the gain of SPCP against what the plain network tells before."""
+    cases = cases_of(outcome.values)
+    kinds = list(dict.fromkeys(case.kind for case in cases))
+    with axes_of(1, len(PREDICTORS), 2.9 * len(PREDICTORS), 2.9, sharey=True) as (figure, axes):
+        for axis, (name, (measure, bound)) in zip(axes[0], PREDICTORS.items(), strict=True):
+            for i, kind in enumerate(kinds):
+                known = [case for case in cases if case.kind == kind and name in case.told and "auto" in case.gains]
+                x, y = [case.told[name] for case in known], [case.gains["auto"] for case in known]
+                axis.scatter(x, y, s=14, marker="os^Dv"[i % 5], color=figures.ARM_COLOURS[i % 4], label=kind)
+            axis.axhline(0, lw=0.5, color=figures.INK)
+            axis.axvline(bound, lw=0.5, color=figures.INK)
+            axis.set_xlabel(" ".join(measure), fontsize=8)
+        axes[0][0].set_ylabel("gain of AUROC")
+        axes[0][-1].legend(frameon=False, fontsize=6)
+    return figure, "Each dot is a network and a seed: the gain of SPCP with rho_norm auto, against the plain network's."
+
+
 FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {
     "curves": curves,
     "patterns": patterns,
     "example": example,
     "scores": scores,
     "norms": norms,
+    "scales": scales,
+    "prediction": prediction,
 }
+FROM_NUMBERS = ("curves", "norms", "scales", "prediction")  # those that need no runs

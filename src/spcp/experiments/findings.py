@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..errors import need
 from ..metrics import mean_and_deviation
-from .measures import Values
+from .measures import Measure, Values
 
 KINDS = ("plain", "SPCP")  # of networks
 
@@ -31,12 +32,10 @@ def norms(measured: Values) -> tuple[str, ...]:
     for kind in KINDS:
         x, y = map(np.asarray, gains_by_norm(measured, kind))
         agree = int(((x > 1) == (y > 0)).sum())
-        varies = len(set(x)) > 1 and len(set(y)) > 1
-        rank = float(need("scipy.stats", "scipy").spearmanr(x, y).statistic) if varies else 0.0
         sentences.append(
             f"{kind} networks: where OOD features are longer than ID features truncated energy is better, and where "
             f"they are shorter plain energy is, in {agree} of {len(x)} cases (a set and a seed each); rank correlation "
-            f"of length and gain {rank:+.2f}."
+            f"of length and gain {_rank(x, y):+.2f}."
         )
     return tuple(sentences)
 
@@ -73,8 +72,209 @@ def views(measured: Values) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+SCALES = {  # how much is truncated, by the column and metric that say it
+    "rho_norm": None,  # asked for
+    "the share of all contributions": ("contributions", "truncated %"),
+    "the share of the positive contributions": ("contributions", "truncated of positive %"),
+    "the threshold over the mean support": ("contributions", "threshold over support"),
+}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """What truncation does to one kind of network, over the seeds that all of its rows have."""
+
+    plain: float  # AUROC, the mean of near and far sets
+    auto: float | None
+    rho_norm: np.ndarray  # (n,), above 0
+    auroc: np.ndarray  # (n,)
+    scales: Mapping[str, np.ndarray]  # by the names of SCALES, (n,) each
+
+
+def curves_of(measured: Values) -> dict[str, Curve]:
+    """Return a curve for each kind of network that has a plain run and at least two values of rho_norm."""
+    rows: dict[str, dict[str, str]] = {}
+    for row in measured:
+        kind, _, name = row.rpartition(" ")
+        rows.setdefault(kind, {})[name] = row
+    curves = {}
+    for kind, by_name in rows.items():
+        values = sorted((float(name[9:]), row) for name, row in by_name.items() if name.startswith("rho_norm="))
+        if "plain" not in by_name or len(values) < 2:
+            continue
+        used = [by_name["plain"], *(row for _, row in values)]
+        seeds = sorted(set.intersection(*(set(measured[row]["near", "AUROC"]) for row in used)))
+        if not seeds:
+            continue
+
+        def mean(row: str, measure: Measure, seeds: list[int] = seeds) -> float:
+            return float(np.mean([measured[row][measure][seed] for seed in seeds]))
+
+        def auroc(row: str, mean: Callable[[str, Measure], float] = mean) -> float:
+            return (mean(row, ("near", "AUROC")) + mean(row, ("far", "AUROC"))) / 2
+
+        has_auto = "auto" in by_name and set(seeds) <= set(measured[by_name["auto"]]["near", "AUROC"])
+        asked = np.array([value for value, _ in values])
+        curves[kind] = Curve(
+            auroc(by_name["plain"]),
+            auroc(by_name["auto"]) if has_auto else None,
+            asked,
+            np.array([auroc(row) for _, row in values]),
+            {
+                name: asked if measure is None else np.array([mean(row, measure) for _, row in values])
+                for name, measure in SCALES.items()
+            },
+        )
+    return curves
+
+
+def regrets(curves: Mapping[str, Curve], scale: str) -> dict[str, float]:
+    """Return what each kind of network loses if its amount is chosen on the others: points of AUROC below its best.
+
+    On the others, the value of the scale with the largest mean AUROC is chosen; between the values that were trained,
+    AUROC is interpolated, and beyond them it stays as it is at the last one.
+    """
+
+    def at(curve: Curve, value: np.ndarray) -> np.ndarray:
+        order = np.argsort(curve.scales[scale])
+        return np.interp(value, curve.scales[scale][order], curve.auroc[order])
+
+    points = np.unique(np.concatenate([curve.scales[scale] for curve in curves.values()]))
+    lost = {}
+    for kind, curve in curves.items():
+        others = [at(other, points) - other.plain for name, other in curves.items() if name != kind]
+        chosen = points[np.mean(others, 0).argmax()]
+        lost[kind] = max(curve.plain, curve.auroc.max()) - float(at(curve, chosen))
+    return lost
+
+
+def scales(measured: Values) -> tuple[str, ...]:
+    """Tell which scale means the same for other networks: what is lost if the amount is taken over from others."""
+    curves = curves_of(measured)
+    if len(curves) < 2:
+        return ()
+    lost = {f"one value of {scale}": list(regrets(curves, scale).values()) for scale in SCALES}
+    best = {kind: max(curve.plain, curve.auroc.max()) for kind, curve in curves.items()}
+    lost["auto"] = [best[kind] - curve.auto for kind, curve in curves.items() if curve.auto is not None]
+    lost["no truncation"] = [best[kind] - curve.plain for kind, curve in curves.items()]
+    told = [
+        f"{name} {np.mean(values):.1f} (at worst {max(values):.1f})"
+        for name, values in sorted(lost.items(), key=lambda item: np.mean(item[1]))
+        if len(values) == len(curves)
+    ]
+    return (
+        f"points of AUROC (mean of near and far sets) lost to the best for each of {len(curves)} kinds of networks, if "
+        f"the amount is chosen on the other kinds; mean over kinds: {'; '.join(told)}.",
+        "the best rho_norm of each kind: "
+        + "; ".join(
+            f"{kind} {'none' if curve.plain >= curve.auroc.max() else f'{curve.rho_norm[curve.auroc.argmax()]:g}'}"
+            for kind, curve in curves.items()
+        )
+        + ".",
+    )
+
+
+PREDICTORS = {  # what the plain network tells: a measure, and above what it speaks for SPCP
+    "OOD validation data have longer features than ID data": (("validation", "norm ratio"), 1.0),
+    "truncating the plain network at the mean support raises its AUROC on validation data": (
+        ("validation", "gain at inference"),
+        0.0,
+    ),
+    "more than 40 % of the contributions are positive": (("contributions", "positive %"), 40.0),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a plain network told, by the names of PREDICTORS, and what SPCP made of one like it: gains of AUROC.
+
+    Gains are means of near and far sets, by the amount: "chosen" on validation data for the kind of network, "auto",
+    and "3".
+    """
+
+    kind: str
+    seed: int
+    told: Mapping[str, float]
+    gains: Mapping[str, float]
+
+
+def cases_of(measured: Values) -> list[Case]:
+    """Return a case for each kind of network and seed."""
+    cases = []
+    for kind in curves_of(measured):
+        rows = {row.removeprefix(f"{kind} "): by for row, by in measured.items() if row.rpartition(" ")[0] == kind}
+        values = {name: by for name, by in rows.items() if name.startswith("rho_norm=")}
+        area = {name: float(np.mean(list(by["validation", "AUROC"].values()))) for name, by in values.items()}
+        amounts = {"chosen": rows[max(area, key=lambda name: area[name])]}
+        amounts |= {text: rows[name] for text, name in (("auto", "auto"), ("3", "rho_norm=3")) if name in rows}
+        plain = rows["plain"]
+        for seed in plain["near", "AUROC"]:
+            gains = {
+                text: float(np.mean([by[g, "AUROC"][seed] - plain[g, "AUROC"][seed] for g in ("near", "far")]))
+                for text, by in amounts.items()
+                if seed in by["near", "AUROC"]
+            }
+            told = {
+                name: plain[measure][seed]
+                for name, (measure, _) in PREDICTORS.items()
+                if seed in plain.get(measure, {})
+            }
+            if gains and told:
+                cases.append(Case(kind, seed, told, gains))
+    return cases
+
+
+def prediction(measured: Values) -> tuple[str, ...]:
+    """Tell how well the plain network predicts whether SPCP helps."""
+    cases = cases_of(measured)
+    sentences = []
+    for amount, text in (("chosen", "chosen on validation data"), ("auto", "auto"), ("3", "3")):
+        known = [case for case in cases if amount in case.gains]
+        if len(known) < 3:
+            continue
+        y = np.array([case.gains[amount] for case in known])
+        kinds = len({case.kind for case in known})
+        told = []
+        for name, (_, bound) in PREDICTORS.items():
+            x = np.array([case.told.get(name, np.nan) for case in known])
+            if not np.isnan(x).any():
+                agree = int(((x > bound) == (y > 0)).sum())
+                told.append(f"that {name} tells which in {agree} (rank correlation {_rank(x, y):+.2f})")
+        sentences.append(
+            f"rho_norm {text}: SPCP gains AUROC in {int((y > 0).sum())} of {len(y)} cases (a network and a seed; "
+            f"{kinds} kinds of networks), {y.min():+.1f} to {y.max():+.1f} points; {'; '.join(told)}."
+        )
+    return tuple(sentences)
+
+
+def _rank(x: np.ndarray, y: np.ndarray) -> float:
+    varies = len(set(x)) > 1 and len(set(y)) > 1
+    return float(need("scipy.stats", "scipy").spearmanr(x, y).statistic) if varies else 0.0
+
+
+def lengths(measured: Values) -> tuple[str, ...]:
+    """Tell the gain of SPCP at each length of training, over the seeds that both have."""
+    sentences = []
+    for row, by in measured.items():
+        name, _, epochs = row.partition(" for ")
+        plain = measured.get(f"Vanilla for {epochs}", {})
+        gains = []
+        for group in ("near", "far"):
+            ours, theirs = by.get((group, "AUROC"), {}), plain.get((group, "AUROC"), {})
+            seeds = ours.keys() & theirs.keys()
+            if seeds:
+                gains.append(f"{group} {np.mean([ours[seed] - theirs[seed] for seed in seeds]):+.1f}")
+        if name != "Vanilla" and gains:
+            sentences.append(f"{row}: gain of AUROC {', '.join(gains)}.")
+    return tuple(sentences)
+
+
 FINDINGS: Mapping[str, Callable[[Values], tuple[str, ...]]] = {
     "feature-norms": norms,
     "rho-auto": auto,
     "two-views": views,
+    "scales": scales,
+    "prediction": prediction,
+    "training-length": lengths,
 }
+PARTIAL = ("scales", "prediction", "training-length")  # which also tell something of some of their rows

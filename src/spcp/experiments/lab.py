@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import json
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,12 +17,12 @@ from torch import nn
 from ..bank import FeatureBank
 from ..config import DEFAULTS, Config, config_for, rho_norm_for
 from ..contributions import RhoNorm, SPCPLinear, Truncation, fit_threshold
-from ..data import Benchmark, DataSet, load_benchmark, take
+from ..data import Benchmark, DataError, DataSet, load_benchmark, take
 from ..engines.job import Ended, Job
 from ..engines.runs import Engine, results, run_jobs
 from ..errors import InputError
-from ..evaluation import NOISE, Evaluation
-from ..files import checksum, read_json, read_tensors, sweep, written
+from ..evaluation import Evaluation
+from ..files import checksum, read_tensors, sweep
 from ..methods import METHODS, TRUNCATING
 from ..progress import track
 from ..runs import Run
@@ -30,6 +30,7 @@ from ..training import train
 from ..tuning import choose
 from . import audio
 from .budgets import Budget
+from .records import FILE, Record, measure
 
 CHOSEN = "chosen"  # rho_norm as validation data, or the paper, have it
 ON_NOISE = "chosen on noise"  # the same, with Gaussian noise for OOD validation data
@@ -51,6 +52,8 @@ class Row:
     setting: str = ""  # the benchmark's name, where an experiment has several
 
 
+Ask = Callable[..., Mapping[str, Any]]  # ask(what, head=the row's): what was measured of a run, see `Lab.measured`
+Question = Callable[[Row, Ask], Any]  # a function of a module, so that other processes can ask it, too
 Step = tuple[str, Row, int, tuple[Any, ...]]  # a method of `Lab` that leaves files, its row and seed, and the rest
 
 
@@ -75,6 +78,7 @@ class Lab:
         seeds: how many, from 0 on; None: the budget's.
         root: the data folder, see `load_benchmark`.
         trained_only: train nothing; a run that is not there, or not done, raises `UntrainedError`.
+        records: a folder like `folder` with records of runs whose weights may be gone: what they hold is not trained.
         engine: where runs are trained, and how many at a time; None: in this process, when they are asked for.
         log: called with messages about the progress.
     """
@@ -87,16 +91,18 @@ class Lab:
         seeds: int | None = None,
         root: str | Path | None = None,
         trained_only: bool = False,
+        records: str | Path | None = None,
         engine: Engine | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
-        self.trained_only, self.engine = trained_only, engine
+        self.trained_only, self.records = trained_only, None if records is None else Path(records).expanduser()
+        self.engine = engine
         self.budget, self.folder, self.root, self.log = budget, Path(folder).expanduser(), root, log
         self.seeds = tuple(range(budget.seeds if seeds is None else seeds))
         self._benchmarks: dict[str, Benchmark] = {}
         self._chosen: dict[tuple[str, str], float] = {}
         self.grid: dict[str, tuple[float, ...]] = {}  # the values that rho_norm was chosen among, by benchmark
-        self._open: dict[Path, Evaluation] = {}  # the last one, with its features
+        self._open: dict[tuple[Path, str], Evaluation] = {}  # of one run, by head
         self._looking = False  # whether to raise `NeededError` instead of training and measuring
         self._seen: dict[str, dict[Path, list[Step]]] = {}  # what was missing for steps, while the lab looks
 
@@ -140,6 +146,8 @@ class Lab:
             looking, self._looking = self._looking, True
             try:
                 getattr(self, name)(row, seed, *rest)
+            except UntrainedError:  # nothing may be trained: the row is left out
+                pass
             except NeededError as error:
                 for folder, missing in error.steps.items():
                     own = any(_same_run(step, other) for other in missing)
@@ -177,29 +185,35 @@ class Lab:
         if row.method == "fixed":
             settings.pop("beta", None)  # its own
         if row.method == "fixed" and "initial_threshold" not in settings:  # where SPCP's threshold ends
-            spcp = self.run(dataclasses.replace(row, method="spcp"), seed)
+            spcp = self.record(dataclasses.replace(row, method="spcp"), seed)
             settings["initial_threshold"] = spcp.history[-1]["threshold"]
         if METHODS[row.method][0].pretrained:
-            same = {key: value for key, value in row.settings.items() if key not in ("options", "rho_norm")}
-            plain = self.run(dataclasses.replace(row, method="plain", settings=same), seed)
-            settings["start"] = str(plain.folder.resolve())
+            plain = self._plain(row)
+            settings["start"] = str(self._folder(plain, self.config(plain, seed)).resolve())
         root = None if self.root is None else str(self.root)
         return config_for(row.benchmark, row.method, **settings, seed=seed, root=root)
 
+    def _plain(self, row: Row) -> Row:
+        """Return the plain network that a method starts from."""
+        same = {key: value for key, value in row.settings.items() if key not in ("options", "rho_norm")}
+        return dataclasses.replace(row, method="plain", settings=same)
+
     def run(self, row: Row, seed: int) -> Run:
-        """Return a row's run, which is trained first if it is not done."""
+        """Return a row's run with its weights, which is trained first if it is not done."""
         config = self.config(row, seed)
         folder = self._folder(row, config)
         if epochs_done(folder) < config.epochs:
             if self.trained_only:
                 raise UntrainedError(folder)
+            if config.start is not None:
+                self.run(self._plain(row), seed)
             self._look(folder, ("run", row, seed, ()))
             if self.engine is not None:
                 self.prepare([("run", row, seed, ())])
                 return self.run(row, seed)
             return train(config, folder, benchmark=self.benchmark(row.benchmark))
         run = Run.open(folder)
-        _check_settings(run, config)
+        _check_settings(run.folder, run.config, config)
         sweep(folder)  # a call that was killed may have been writing the last state
         return run
 
@@ -207,6 +221,74 @@ class Lab:
         """Raise an error about what has to be done, if the lab only looks."""
         if self._looking:
             raise NeededError({folder: [step]})
+
+    def runs(self) -> list[Run]:
+        """List the runs that are done, with weights."""
+        folders = sorted(path.parent for path in (self.folder / "runs").glob("*/*/seed-*/last.safetensors"))
+        opened = [Run.open(folder) for folder in folders]
+        return [run for run in opened if epochs_done(run.folder) >= run.config.epochs]
+
+    def record(self, row: Row, seed: int) -> Record:
+        """Return what is known of a row's run; where there are neither weights nor a record, it is trained first."""
+        config = self.config(row, seed)
+        folder = self._folder(row, config)
+        path = self._record_without_weights(folder, config)
+        if path is None:
+            return self._record_of(self.run(row, seed))
+        record = Record.read(path)
+        _check_settings(path, record.config, config)
+        with contextlib.suppress(DataError):  # without the data, the record stands for itself
+            for role, count in self._sizes(config).items():
+                if record.sizes.get(role) != count:
+                    raise InputError(
+                        f"{path}: was measured with {record.sizes.get(role)} samples of {role}, not {count}; delete "
+                        "it, or name a folder with the same data (--root)"
+                    )
+        return record
+
+    def _record_without_weights(self, folder: Path, config: Config) -> Path | None:
+        """Return where the record of a run is; None if it is not needed, because the weights are there, or missing."""
+        if epochs_done(folder) >= config.epochs:
+            return None
+        return next((path for path in self._record_files(folder) if path.exists()), None)
+
+    def _record_files(self, folder: Path) -> list[Path]:
+        """List where the record of a run may be: in its folder, and in that of the records."""
+        elsewhere = [] if self.records is None else [self.records / folder.relative_to(self.folder) / FILE]
+        return [folder / FILE, *elsewhere]
+
+    def with_weights(self, row: Row, seed: int) -> Run:
+        """Return a row's run as `run` does; if there is a record of it without weights, raise `UntrainedError`."""
+        config = self.config(row, seed)
+        folder = self._folder(row, config)
+        if self._record_without_weights(folder, config) is not None:
+            raise UntrainedError(folder.relative_to(self.folder / "runs"))
+        return self.run(row, seed)
+
+    def _record_of(self, run: Run) -> Record:
+        """Return the record of a run with weights; a new one, if there is none of these weights and data."""
+        weights = checksum(*read_tensors(run.folder / "last.safetensors"))
+        new = Record(run.config, weights, self._sizes(run.config), run.history, run.environment)
+        for path in self._record_files(run.folder):
+            with contextlib.suppress(InputError):  # there is none, or a damaged one
+                kept = Record.read(path)
+                if (kept.weights, kept.sizes) == (new.weights, new.sizes):
+                    new.measured.update(kept.measured)
+        return new
+
+    def _sizes(self, config: Config) -> dict[str, int]:
+        return {role: len(data) for role, data in self.benchmark(config.benchmark).fewer(config.images).sets().items()}
+
+    def images(self, row: Row) -> int:
+        """Return how many images a row is trained on, as the data has it or, without them, a record."""
+        config = self.config(row, 0)
+        try:
+            return self._sizes(config)["train"]
+        except DataError:
+            path = self._record_without_weights(self._folder(row, config), config)
+            if path is None:
+                raise
+            return Record.read(path).sizes["train"]
 
     def _folder(self, row: Row, config: Config) -> Path:
         """Name the folder of a row's run by what tells it from others of the budget."""
@@ -217,8 +299,8 @@ class Lab:
         name = ",".join([row.method, *(f"{key}={_short(value)}" for key, value in sorted(words.items()))])
         return self.folder / "runs" / row.benchmark / name / f"seed-{config.seed}"
 
-    def tracked(self, rows: Sequence[Row], step: str = "run") -> Iterator[tuple[int, Row]]:
-        """Yield every seed of every row, with a bar, once a step of all is prepared.
+    def tracked(self, rows: Sequence[Row], question: Question) -> Iterator[tuple[int, Row]]:
+        """Yield every seed of every row, with a bar, once all that a question asks of them is measured.
 
         Rows that share a run come in turn, to share its features.
         """
@@ -232,66 +314,72 @@ class Lab:
             for row in sharing
             if seed in self.seeds_of(row)
         ]
-        self.prepare([(step, row, seed, ()) for seed, row in jobs])
+        self.prepare([("answer", row, seed, (question,)) for seed, row in jobs])
         return track(jobs, "runs", len(jobs))
 
+    def answer(self, row: Row, seed: int, question: Question) -> Any:
+        """Return what a question makes of what it asks of a row's run."""
+        return question(row, functools.partial(self.measured, row, seed))
+
     def seeds_of(self, row: Row) -> tuple[int, ...]:
-        """List the seeds of a row: all, or, where nothing may be trained, those whose runs are done."""
+        """List the seeds of a row: all, or, where nothing may be trained, those whose runs are done or recorded."""
         return tuple(seed for seed in self.seeds if not self.trained_only or self._is_done(row, seed))
 
     def _is_done(self, row: Row, seed: int) -> bool:
         try:
-            self.run(row, seed)
+            config = self.config(row, seed)
         except UntrainedError:
             return False
-        return True
+        folder = self._folder(row, config)
+        return epochs_done(folder) >= config.epochs or self._record_without_weights(folder, config) is not None
 
     def final_loss(self, row: Row | None) -> float | None:
         """Return the mean training loss of a row's last epochs; None where there are no runs of it."""
-        folders = [] if row is None else [self._folder(row, self.config(row, seed)) for seed in self.seeds_of(row)]
-        if not folders or not all(map(epochs_done, folders)):
-            return None
-        return float(sum(Run.open(folder).history[-1]["loss"] for folder in folders)) / len(folders)
+        seeds = [] if row is None else [seed for seed in self.seeds if self._is_done(row, seed)]
+        losses = [self.record(row, seed).history[-1]["loss"] for seed in seeds if row is not None]
+        return float(sum(losses)) / len(losses) if losses else None
 
     def evaluation(self, row: Row, seed: int) -> Evaluation:
         """Return the evaluation of a row's run, with the head that the row scores with."""
-        run = self.run(row, seed)
-        if run.folder not in self._open:
-            self._open = {run.folder: Evaluation(run, self.benchmark(row.benchmark), folder=self.folder / "banks")}
-        trained = self._open[run.folder]
-        if row.head == "fitted":
-            return TruncatedAtInference(trained, self.rho_norm(row.benchmark), "train")
-        if row.head == "auto":
-            return TruncatedAtInference(trained, "auto", "val")
-        if row.head == "plain":
-            return Evaluation(run, trained.benchmark, truncate=False, folder=trained.folder)
-        return trained
+        return self._evaluation(self.run(row, seed), self._head(row))
 
-    def scored(self, row: Row, seed: int) -> dict[str, Any]:
-        """Score a row's run on every set: {"rows": [...]}, the records of a `Table`; kept beside the run."""
-        name = row.score or METHODS[row.method][0].score
-        rho_norm = f"-{self.rho_norm(row.benchmark):g}" if row.head == "fitted" else ""
-        path = self.run(row, seed).folder / "scored" / f"{name}-{row.head}{rho_norm}.json"
-        search = self.benchmark(row.benchmark).val is not None
-        return self._kept(
-            path,
-            ("scored", row, seed, ()),
-            lambda: {"rows": self.evaluation(row, seed).table([name], search=search).records()},
-        )
+    def _head(self, row: Row) -> str:
+        """Name a row's head: one that is fitted with the value that it is fitted for."""
+        return f"fitted {self.rho_norm(row.benchmark):g}" if row.head == "fitted" else row.head
 
-    def _kept(self, path: Path, step: Step, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-        """Read what was measured of a run; measure anew without a file, or for other weights or data."""
-        sizes = {role: len(data) for role, data in self.benchmark(step[1].benchmark).sets().items() if role != "train"}
-        measured_on = {"sizes": sizes, "weights": checksum(*read_tensors(path.parent.parent / "last.safetensors"))}
-        with contextlib.suppress(InputError):  # there is none, or a damaged one
-            kept = read_json(path, "delete it")
-            if isinstance(kept, dict) and kept.items() >= measured_on.items():
-                return kept
-        self._look(path.parent.parent, step)
-        measured = measure() | measured_on
-        with written(path) as file:
-            file.write((json.dumps(measured, indent=1) + "\n").encode())
-        return measured
+    def _evaluation(self, run: Run, head: str) -> Evaluation:
+        """Return the evaluation of a run with a head; those of the last run are kept, with its features."""
+        if (run.folder, "trained") not in self._open:
+            evaluation = Evaluation(run, self.benchmark(run.config.benchmark), folder=self.folder / "banks")
+            self._open = {(run.folder, "trained"): evaluation}
+        if (run.folder, head) not in self._open:
+            trained = self._open[run.folder, "trained"]
+            if head == "plain":
+                made = Evaluation(run, trained.benchmark, truncate=False, folder=trained.folder)
+            elif head == "auto":
+                made = TruncatedAtInference(trained, "auto", "val")
+            else:
+                made = TruncatedAtInference(trained, float(head.removeprefix("fitted ")), "train")
+            self._open[run.folder, head] = made
+        return self._open[run.folder, head]
+
+    def measured(self, row: Row, seed: int, what: str, head: str | None = None) -> Mapping[str, Any]:
+        """Measure something of a row's run, see `records.measure`, unless its record holds it; with the row's head."""
+        name = f"{what} {self._head(row if head is None else dataclasses.replace(row, head=head))}"
+        record = self.record(row, seed)
+        if name in record.measured:
+            return record.measured[name]["values"]
+        self._look(self._folder(row, self.config(row, seed)), ("measured", row, seed, (what, head)))
+        return self.measure(self.run(row, seed), name)
+
+    def measure(self, run: Run, name: str) -> Mapping[str, Any]:
+        """Measure something of a run with weights, by the name of a measure and a head, unless its record holds it."""
+        record = self._record_of(run)
+        if name not in record.measured:
+            what, _, head = name.partition(" ")
+            record.add(name, measure(self._evaluation(run, head), what))
+            record.write(run.folder / FILE)
+        return record.measured[name]["values"]
 
     def rho_norm(self, benchmark: str, method: str = "spcp", how: str = CHOSEN) -> float:
         """Choose rho_norm by the paper's rule: the grid's best value on validation data, over all seeds.
@@ -327,13 +415,8 @@ class Lab:
         return self._chosen.get((benchmark, CHOSEN)) if self.tunes(benchmark) else self.rho_norm(benchmark)
 
     def validation(self, row: Row, seed: int, how: str = CHOSEN) -> float:
-        """Return the AUROC of the method's score on validation data, or on Gaussian noise for it; kept."""
-        noise = NOISE if how == ON_NOISE else None
-        path = self.run(row, seed).folder / "scored" / f"validation{'-noise' if noise else ''}.json"
-        name = METHODS[row.method][0].score
-        step = ("validation", row, seed, (how,))
-        measured = self._kept(path, step, lambda: {"auroc": self.evaluation(row, seed).validation_auroc(name, noise)})
-        return float(measured["auroc"])
+        """Return the AUROC of the method's score on validation data, or on Gaussian noise for it."""
+        return float(self.measured(row, seed, "noise-validation" if how == ON_NOISE else "validation")["auroc"])
 
 
 def _do(lab: Lab, steps: Sequence[Step]) -> None:
@@ -358,14 +441,14 @@ def epochs_done(folder: Path) -> int:
     return int(read_tensors(path)[1].get("epoch", -1)) + 1 if path.exists() else 0
 
 
-def _check_settings(run: Run, config: Config) -> None:
+def _check_settings(path: Path, trained: Config, config: Config) -> None:
     """Raise if a run that is done has other settings than those asked for: a budget may have changed."""
     for setting in dataclasses.fields(Config):
         if setting.name not in ("root", "start", "save_every"):
-            before, now = getattr(run.config, setting.name), getattr(config, setting.name)
+            before, now = getattr(trained, setting.name), getattr(config, setting.name)
             if before != now:
                 raise InputError(
-                    f"{run.folder}: was trained with {setting.name} = {before!r}, not {now!r}; delete it to train it "
+                    f"{path}: was trained with {setting.name} = {before!r}, not {now!r}; delete it to train it "
                     "anew, or name another folder (--out)"
                 )
 

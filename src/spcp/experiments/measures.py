@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,12 @@ from typing import Any
 import torch
 
 from ..config import build_method, build_network
-from ..contributions import evaluating, pattern_of, plain_head
+from ..contributions import evaluating
 from ..data import Inputs
+from ..methods import METHODS
 from . import audio
 from .catalogue import label
-from .lab import Lab, Row
+from .lab import Ask, Lab, Row, UntrainedError
 
 Measure = tuple[str, str]  # column ("near", "tin", "id", ...) and metric ("AUROC", "ACC", ...)
 Values = dict[str, dict[Measure, dict[int, float]]]  # by row, then by measure, then by seed
@@ -24,88 +26,94 @@ HIGHER = {"AUROC", "ACC", "participation ratio"}  # is better; of all other metr
 STEPS = 20  # of which a timing is the median
 
 
+def measure(kind: str, lab: Lab, rows: Sequence[Row]) -> Values:
+    """Measure rows, seed by seed; what neither weights nor a record can tell is left out."""
+    if kind == "time":
+        return seconds(lab, rows)
+    values = _empty(rows)
+    for seed, row in lab.tracked(rows, MEASURES[kind]):
+        with contextlib.suppress(UntrainedError):
+            for column, value in lab.answer(row, seed, MEASURES[kind]).items():
+                values[label(row)][column][seed] = value
+    return values
+
+
 def _empty(rows: Sequence[Row]) -> Values:
     return {label(row): defaultdict(dict) for row in rows}
 
 
-def detection(lab: Lab, rows: Sequence[Row]) -> Values:
+def detection(row: Row, ask: Ask) -> dict[Measure, float]:
     """Measure AUROC and FPR95 on every set and group, and accuracy."""
-    values = _empty(rows)
-    for seed, row in lab.tracked(rows, "scored"):
-        measured = values[label(row)]
-        scored = lab.scored(row, seed)
-        for line in scored["rows"]:
-            column = line["group"] if line["dataset"] == "mean" else line["dataset"]
-            for metric in ("auroc", "fpr95"):
-                measured[column, metric.upper()][seed] = 100 * line[metric]
-        if row.benchmark in audio.BENCHMARKS:  # the paper's table has one column for all
-            sets = [line for line in scored["rows"] if line["dataset"] != "mean"]
-            for metric in ("auroc", "fpr95"):
-                measured["ood", metric.upper()][seed] = 100 * sum(line[metric] for line in sets) / len(sets)
-        measured["id", "ACC"][seed] = 100 * scored["rows"][0]["accuracy"]
-    return values
+    scored = ask(row.score or METHODS[row.method][0].score)
+    values: dict[Measure, float] = {}
+    columns: dict[str, list[Mapping[str, float]]] = {}
+    for role, measured in scored["sets"].items():
+        group, _, name = role.partition("/")
+        columns.setdefault(group, []).append(measured)
+        columns[name] = [measured]
+    if row.benchmark in audio.BENCHMARKS:  # the paper's table has one column for all
+        columns["ood"] = list(scored["sets"].values())
+    for column, sets in columns.items():
+        for metric in ("auroc", "fpr95"):
+            values[column, metric.upper()] = 100 * sum(measured[metric] for measured in sets) / len(sets)
+    return values | {("id", "ACC"): 100 * scored["accuracy"]}
 
 
-def sparsity(lab: Lab, rows: Sequence[Row]) -> Values:
+def sparsity(row: Row, ask: Ask) -> dict[Measure, float]:
     """Measure how few weights carry the mean contributions on ID test inputs, before any truncation.
 
     What is cut at inference would make any network's pattern denser. The last measure is how much the head cuts.
     """
-    values = _empty(rows)
-    for seed, row in lab.tracked(rows):
-        evaluation = lab.evaluation(row, seed)
-        bank, head = evaluation.bank("test"), evaluation.model.head
-        shares = pattern_of((part.features for part in bank.parts()), plain_head(head)).sparsity()
-        cut = pattern_of((part.features for part in bank.parts()), head).truncated
-        for metric, value in (
-            ("top 1 %", 100 * shares.top_1_percent),
-            ("top 10 %", 100 * shares.top_10_percent),
-            ("participation ratio", shares.participation_ratio),
-            ("positive %", 100 * positive_share(bank.features, head.weight.detach())),
-            ("truncated %", 100 * float(cut.mean())),
-        ):
-            values[label(row)]["contributions", metric][seed] = value
-    return values
+    measured = ask("contributions")
+    names = {"top 1 %": "top_1_percent", "top 10 %": "top_10_percent", "participation ratio": "participation_ratio"}
+    names |= {"positive %": "positive", "truncated %": "truncated"}
+    return {("contributions", metric): (100 if "%" in metric else 1) * measured[name] for metric, name in names.items()}
 
 
-def positive_share(h: torch.Tensor, W: torch.Tensor) -> float:
-    """Return the share of the contributions `W[k,d] h[d]` of all samples that are above 0.
-
-    rho_norm asks for the quantile 1 - rho_norm / K of all of them: where few are positive, a large rho_norm puts the
-    threshold at 0.
-    """
-    signs = [((h > 0).double().mean(0), W > 0), ((h < 0).double().mean(0), W < 0)]  # (D,) and (K, D)
-    return float(sum((share * same).mean() for share, same in signs))
-
-
-def tails(lab: Lab, rows: Sequence[Row]) -> Values:
+def tails(row: Row, ask: Ask) -> dict[Measure, float]:
     """Measure AUROC, and how far the right tail of OOD scores reaches into the ID scores: the share above their median.
 
     No normalisation of the scores changes that.
     """
-    values = detection(lab, rows)
-    for seed, row in lab.tracked(rows):
-        evaluation = lab.evaluation(row, seed)
-        score = evaluation.fitted("energy")
-        middle = evaluation.scores(score, "test").median()
-        for group in ("near", "far"):
-            roles = [role for role in evaluation.benchmark.sets() if role.startswith(f"{group}/")]
-            shares = [float((evaluation.scores(score, role) > middle).float().mean()) for role in roles]
-            if shares:
-                values[label(row)][group, "tail overlap"][seed] = 100 * sum(shares) / len(shares)
-    return values
+    shares = {(group, "tail overlap"): 100 * share for group, share in ask("tails").items()}
+    return detection(row, ask) | shares
 
 
-def norms(lab: Lab, rows: Sequence[Row]) -> Values:
+def norms(row: Row, ask: Ask) -> dict[Measure, float]:
     """Measure AUROC, and the length of each set's features: their mean norm over that of ID test inputs."""
-    values = detection(lab, rows)
-    for seed, row in lab.tracked(rows):
-        evaluation = lab.evaluation(row, seed)
-        roles = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/"))]
-        id_norm, *ood_norms = (evaluation.bank(role).features.norm(dim=1).mean() for role in ("test", *roles))
-        for role, norm in zip(roles, ood_norms, strict=True):
-            values[label(row)][role.partition("/")[2], "norm ratio"][seed] = float(norm / id_norm)
-    return values
+    lengths = ask("lengths", "trained")  # no head changes them
+    ratios = {
+        (role.partition("/")[2], "norm ratio"): length / lengths["test"]
+        for role, length in lengths.items()
+        if role.startswith(("near/", "far/"))
+    }
+    return detection(row, ask) | ratios
+
+
+def scales(row: Row, ask: Ask) -> dict[Measure, float]:
+    """Measure AUROC, accuracy, and how much is truncated on several scales.
+
+    These are: the share of all contributions, the share of the positive ones, and the threshold over `mean_support`, at
+    which "auto" truncates. Of OOD validation data, the AUROC, what truncating a plain network at inference adds to it,
+    and the length of the features, ID = 1.
+    """
+    detected = {key: value for key, value in detection(row, ask).items() if key[0] in GROUPS and key[1] != "FPR95"}
+    found, lengths = ask("contributions"), ask("lengths", "trained")
+    outside = [length for role, length in lengths.items() if role.startswith("ood_val/")]
+    values = {
+        ("validation", "AUROC"): 100 * ask("validation")["auroc"],
+        ("contributions", "positive %"): 100 * found["positive"],
+        ("contributions", "truncated %"): 100 * found["truncated"],
+        ("contributions", "truncated of positive %"): 100 * min(1.0, found["truncated"] / found["positive"]),
+    }
+    if found["threshold"] is not None:
+        values["contributions", "threshold over support"] = found["threshold"] / found["support"]
+    if outside:
+        values["validation", "norm ratio"] = sum(outside) / len(outside) / lengths["val"]
+    if row.method == "plain":
+        values["validation", "gain at inference"] = 100 * ask("validation", "auto")["auroc"]
+        values["validation", "gain at inference"] -= values["validation", "AUROC"]
+    return detected | values
 
 
 def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
@@ -163,10 +171,10 @@ def _inference(trainee: tuple[Any, Any, Any], x: torch.Tensor, y: torch.Tensor) 
         method.outputs(network, x)
 
 
-MEASURES: Mapping[str, Callable[[Lab, Sequence[Row]], Values]] = {
+MEASURES: Mapping[str, Callable[[Row, Ask], dict[Measure, float]]] = {
     "detection": detection,
     "sparsity": sparsity,
     "tails": tails,
     "norms": norms,
-    "time": seconds,
+    "scales": scales,
 }
