@@ -129,9 +129,7 @@ class Moments:
     def merge(self, other: Moments) -> Moments:
         """Return the moments of the rows of both, without another look at the rows."""
         classes, mine, theirs = _places(self.classes, other.classes)
-        count, mean, squares = (
-            _spread(tensor, mine, len(classes)) for tensor in (self.count, self.mean, self.squares)
-        )
+        count, mean, squares = (_spread(tensor, mine, len(classes)) for tensor in (self.count, self.mean, self.squares))
         before = count[theirs]
         share = other.count / (before + other.count).clamp(min=1)
         step = other.mean - mean[theirs]

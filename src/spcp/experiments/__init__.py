@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import datetime
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
