@@ -24,6 +24,7 @@ WAIT = 60.0  # seconds in which other jobs give back what they use
 
 _HERE = {  # of the processes of a cluster on this machine
     "OMP_NUM_THREADS": "1",  # a worker has one core
+    "RAY_worker_niceness": "0",  # it is all that this command does; Ray would give way to every other process
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # else Ray warns
 }

@@ -91,7 +91,8 @@ def detect_on_cluster(
         workers: actors, by default one for each processor of the cluster.
     """
     data = need("ray.data", "Ray", "ray")
-    logging.getLogger("ray.data").setLevel(logging.getLogger("ray").level)  # at its import it has set its own
+    if logging.getLogger("ray").level == logging.ERROR:  # not --verbose
+        logging.getLogger("ray.data").setLevel(logging.CRITICAL)  # errors come as exceptions
     listed = iter(listed)
     if (first := next(listed, None)) is None:
         return
@@ -116,7 +117,7 @@ def detect_on_cluster(
             num_cpus=1,
             memory=memory,
         )
-        for batch in _one_sentence(ray, results.iter_batches(batch_size=None, prefetch_batches=0)):
+        for batch in _one_sentence(results.iter_batches(batch_size=None, prefetch_batches=0)):
             for content in batch["results"]:
                 for found in pickle.loads(content):
                     _check_same(found, next(listed, None))
@@ -214,16 +215,14 @@ def _check_same(found: list[FileDetection] | None, window: list[Sample] | None) 
         )
 
 
-def _one_sentence(ray: Any, batches: Iterable[Any]) -> Iterator[Any]:
+def _one_sentence(batches: Iterable[Any]) -> Iterator[Any]:
     """Pass batches on; what goes wrong on a machine of the cluster is one sentence."""
     try:
         yield from batches
-    except ray.exceptions.RayError as error:
-        cause: BaseException | None = error
-        while cause is not None and not isinstance(cause, InputError):
-            cause = getattr(cause, "cause", None) or cause.__cause__
-        if cause is not None:
-            raise InputError(str(cause)) from error
+    except Exception as error:  # Ray has a dozen kinds, with the traceback of the other machine as text
+        _, ours, sentence = str(error).rpartition(f"{InputError.__name__}: ")
+        if ours:
+            raise InputError(sentence.splitlines()[0]) from error
         raise InputError(f"the Ray cluster failed ({reason(error)}); the same command goes on from there") from error
 
 
