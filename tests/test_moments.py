@@ -31,7 +31,7 @@ def test_moments_in_parts_are_those_of_all_rows(offset: float, cuts: tuple[int, 
     """A class (5 of 6) without rows included."""
     h, y = rows(0, offset=offset)
     parts = zip(h.tensor_split(cuts), y.tensor_split(cuts), strict=True)
-    result = functools.reduce(merge, [Moments.of(*part, 6) for part in parts])
+    result = functools.reduce(merge, [Moments.of(*part) for part in parts]).over(6)
     means, squares, scatter = slow(h.double().numpy(), y.numpy(), 6)
     np.testing.assert_array_equal(result.count, np.bincount(y, minlength=6))
     np.testing.assert_allclose(result.mean, means, rtol=1e-6, atol=1e-6)
@@ -45,11 +45,11 @@ def test_moments_in_parts_are_those_of_all_rows(offset: float, cuts: tuple[int, 
 
 
 def test_merging_is_symmetric_and_knows_nothing() -> None:
-    a, b = Moments.of(*rows(1), 4), Moments.of(*rows(2), 4)
-    for name in ("count", "mean", "squares", "scatter"):
+    a, b, nothing = Moments.of(*rows(1)), Moments.of(*rows(2)), Moments.of(*rows(3, 0))
+    for name in ("classes", "count", "mean", "squares", "scatter"):
         torch.testing.assert_close(getattr(a.merge(b), name), getattr(b.merge(a), name))
-        torch.testing.assert_close(getattr(a.merge(Moments.empty(4, 5)), name), getattr(a, name))
-        torch.testing.assert_close(getattr(Moments.empty(4, 5).merge(a), name), getattr(a, name))
+        torch.testing.assert_close(getattr(a.merge(nothing), name), getattr(a, name))
+        torch.testing.assert_close(getattr(nothing.merge(a), name), getattr(a, name))
 
 
 def of(parts: list[torch.Tensor]) -> Callable[[Callable[[torch.Tensor], Sum]], Sum]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from spcp import files, processes
 from spcp.bank import FeatureBank
 from spcp.errors import InputError
-from spcp.moments import Moments, Rows, Statistic, Sum, merge
+from spcp.moments import ClassSums, Moments, Rows, Statistic, Sum, merge
 from spcp.scores import SCORES, Fitting, Score, build_score
 
 from .test_scores import OPTIONS, D, K, make_data, make_head
@@ -24,7 +24,8 @@ from .test_scores import OPTIONS, D, K, make_data, make_head
 ROWS = 60
 FITTED = [name for name, (kind, _) in SCORES.items() if kind.fitted_on]
 STATISTICS: dict[str, Callable[[FeatureBank], Statistic]] = {
-    "moments": lambda bank: bank.merged(lambda part: Moments.of(part.features, part.labels, K)),
+    "moments": lambda bank: bank.merged(lambda part: Moments.of(part.features, part.labels)),
+    "sums by class": lambda bank: bank.merged(lambda part: ClassSums.of(part.features, part.labels)),
     "sum": lambda bank: bank.merged(lambda part: Sum.of(part.features.double().sum(0), torch.tensor(len(part.labels)))),
     "rows": lambda bank: bank.merged(lambda part: Rows.of(part.features)),
 }
