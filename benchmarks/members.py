@@ -141,7 +141,8 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", default=CHOSEN_ON, metavar="SETTING", help="to choose on")
     parser.add_argument("--most", type=int, default=12, help="sets to list")
     options = parser.parse_args()
-    text = page(read_results(), options.settings, options.most)
+    results = {network: [seed for seed in seeds if "sets" in seed] for network, seeds in read_results().items()}
+    text = page({network: seeds for network, seeds in results.items() if seeds}, options.settings, options.most)
     with written(RESULTS.parent.parent / "which-members.md") as file:
         file.write(text.encode())
     print(text)
