@@ -44,7 +44,9 @@ from spcp.training import train
 Trained = tuple[Run, data.Benchmark]
 
 ALPHA = 0.05
-RESULTS = Path(__file__).parent.parent / "docs" / "results" / "decide"
+DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS / "results" / "decide"
+MARKS = ("<!-- regret, by benchmarks/decide.py -->", "<!-- end of regret -->")  # in decide.md
 MEAN_AIM, SET_AIM = 0.02, 0.10  # how far below the best single score, chosen in hindsight: means, and any set
 SETS = (  # of members, beside the library's
     ("energy", "rmds"),
@@ -351,7 +353,7 @@ def read_results() -> dict[tuple[str, str], list[dict[str, Any]]]:
 def summary(results: Mapping[tuple[str, str], Seeds]) -> str:
     """Return the regret of the default and of auto in every setting, as Markdown."""
     header = ["setting", "network", "seeds", "accuracy"]
-    columns = {"consensus": joined(MEMBERS["default"]), "compact": joined(MEMBERS["compact"]), "auto": "auto"}
+    columns = {"consensus": joined(MEMBERS["default"]), "auto": "auto"}
     header += [f"{name}: {what}" for name in columns for what in ("near", "far", "largest of a set")]
     rows = []
     for (setting, arm), seeds in results.items():
@@ -442,9 +444,14 @@ def main() -> None:
             with written(path) as file:
                 file.write((json.dumps(rounded(result)) + "\n").encode())
             print(f"{path.stem} of {setting}: measured", flush=True)
-    text, missed = page(read_results())
-    with written(RESULTS.parent.parent / "which-detector.md") as file:
+    results = read_results()
+    text, missed = page(results)
+    with written(DOCS / "which-detector.md") as file:
         file.write(text.encode())
+    guide = (DOCS / "decide.md").read_text()
+    before, _, rest = guide.partition(MARKS[0])
+    with written(DOCS / "decide.md") as file:
+        file.write(f"{before}{MARKS[0]}\n\n{summary(results)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}".encode())
     print(text)
     finish(missed, arguments.check)
 

@@ -16,7 +16,7 @@ import argparse
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from decide import MEAN_AIM, RESULTS, SET_AIM, Seeds, best_single, joined, read_results, roles_of, sets_of
+from decide import DOCS, MEAN_AIM, SET_AIM, Seeds, best_single, joined, read_results, roles_of, sets_of
 
 from spcp.files import written
 from spcp.scores import MEMBERS
@@ -143,7 +143,7 @@ def main() -> None:
     options = parser.parse_args()
     results = {network: [seed for seed in seeds if "sets" in seed] for network, seeds in read_results().items()}
     text = page({network: seeds for network, seeds in results.items() if seeds}, options.settings, options.most)
-    with written(RESULTS.parent.parent / "which-members.md") as file:
+    with written(DOCS / "which-members.md") as file:
         file.write(text.encode())
     print(text)
 
