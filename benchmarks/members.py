@@ -1,4 +1,4 @@
-"""Which members should a consensus have? Every set of two to four of twelve scores, by its regret.
+"""Which members should a consensus have? Every set of two or three of fourteen scores, by its regret.
 
     python benchmarks/members.py [SETTING ...] [--most 12]
 
@@ -123,7 +123,7 @@ def page(results: Mapping[Network, Seeds], chosen_on: Sequence[str], most: int) 
 
 INTRODUCTION = """# Which members?
 
-Written by `benchmarks/members.py`. The regret of every set of two to four of these scores: {candidates}.
+Written by `benchmarks/members.py`. The regret of every set of two or three of these scores: {candidates}.
 That is how many points less are detected at 5 % false alarms than by the best single score, chosen in hindsight on the
 tested sets. Networks, with seeds: {networks}.
 Sets are chosen on {chosen_on}: the smallest largest regret, of means over near-OOD and far-OOD sets, and of single sets
