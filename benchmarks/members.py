@@ -142,7 +142,9 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=12, help="sets to list")
     options = parser.parse_args()
     results = {network: [seed for seed in seeds if "sets" in seed] for network, seeds in read_results().items()}
-    text = page({network: seeds for network, seeds in results.items() if seeds}, options.settings, options.most)
+    results = {network: seeds for network, seeds in results.items() if seeds}
+    chosen_on = [setting for setting in options.settings if any(setting == name for name, _ in results)]
+    text = page(results, chosen_on, options.most)
     with written(DOCS / "which-members.md") as file:
         file.write(text.encode())
     print(text)
