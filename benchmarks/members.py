@@ -134,10 +134,11 @@ less the 8 points that the aims allow those more.
 READING = """## What follows
 
 On digits and sounds many sets with `mds` meet the aims, and the default is one of them. No set meets them on the
-embeddings and the photos, which took no part in the choice; the default is far from it there. Two of its members are at
-fault. `mds` inverts a covariance of 1280 features, and the photos have 600 training samples. `nnguide` multiplies
-energies, which are negative, or larger for OOD inputs, where a head truncates much. What should replace them is to be
-decided with CIFAR-10, whose networks `benchmarks/decide.py cifar10` adds; until then the default stays as it is.
+embeddings and the photos, which took no part in the choice; the default is far from it there. Two of its members fail:
+`mds` takes far-OOD inputs of both settings for ID (AUROC below 50), and `nnguide` multiplies energies, which the
+truncating head of the photos makes larger for far-OOD inputs than for ID ones. Why `mds` fails is not known. What
+should replace them is to be decided with CIFAR-10, whose networks `benchmarks/decide.py cifar10` adds; until then the
+default stays as it is.
 """
 
 LEFT_OUT = """## Left out
