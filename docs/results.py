@@ -138,7 +138,7 @@ def pages() -> dict[str, str]:
         )
     ]
     lines += [*_claims(kept, ours=False), "Claims of ours, about what we added:", "", *_claims(kept, ours=True)]
-    lines += ["## What to make of it", "", *_remarks(kept), "", UNTESTED, FULL]
+    lines += ["## What to make of it", "", *_remarks(kept), "", UNTESTED, DECISIONS, FULL]
     tables = [
         "# Results, table by table",
         "",
@@ -167,6 +167,13 @@ def _between(marks: tuple[str, str], text: str, page: str) -> str:
 
 UNTESTED = """Not tested here: that data sets with fewer classes want a larger `rho_norm` (the paper's 3, 0.5 and 0.4
 for 10, 100 and 200 classes), CIFAR-100 and ImageNet-200 as ID data, and whatever is "not run" above.
+"""
+
+DECISIONS = """## Decisions
+
+These tables rank scores over all thresholds. What a detector flags at one, calibrated to flag at most 5 % of ID
+samples, is in [Which detector?](which-detector.md): every score, the consensus that is the library's default, and
+`auto`, on digits, sounds, CIFAR-10, photos and embeddings, each beside the best single score in hindsight.
 """
 
 FULL = """## Where the budget full departs from the paper

@@ -134,7 +134,7 @@ def note_trials(detector: Detector, choice: Choice, trials: Sequence[Trial], *, 
         cures += ["--score auto with OOD validation data (--ood-val)", "another score"]
         cures += ["training with --rho-norm 0"] if truncates else []
         text = "%s: this detector is blind to some inputs (%s); try %s or %s"
-        _log.warning(text, choice.score, blind, ", ".join(cures[:-1]), cures[-1])
+        _log.error(text, choice.score, blind, ", ".join(cures[:-1]), cures[-1])  # --quiet shows it, too
 
 
 def choose(

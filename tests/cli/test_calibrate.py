@@ -4,13 +4,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from spcp.calibration import load_detector
 from spcp.choice import Choice
 from spcp.conformal import split
 from spcp.runs import Run
 
-from . import Spcp
+from . import SMALL, Spcp
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*SPCP.*:UserWarning")
 
@@ -58,3 +59,26 @@ def test_calibrate_says_which_score_and_why(run: Spcp, trained: Path, tmp_path: 
     for option, message in (("--by", 'must be "detection_rate" or "auroc"'), ("--score", "there is no score 'x'")):
         wrong = run("calibrate", folder, "--score", "auto", "--alpha", 0.1, option, "x")
         assert (wrong.code, message in wrong.err) == (2, True)
+
+
+def test_a_blind_detector_is_named_even_when_quiet(
+    run: Spcp, photos: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The pixels of ID images are given as OOD data: nothing can tell them apart."""
+    (tmp_path / "like").mkdir()
+    for path in (photos / "id" / "left").iterdir():
+        Image.open(path).save(tmp_path / "like" / f"{path.stem}.bmp")
+    given = [*("--id", photos / "id", "--ood-val", f"like={tmp_path / 'like'}"), *SMALL]
+    for command in (
+        ["train", *given, "--out", tmp_path / "run"],
+        ["tune", *given, "--grid", "0", "--out", tmp_path / "tuned"],
+        ["calibrate", tmp_path / "run", "--quiet"],
+    ):
+        caplog.clear()
+        result = run(*command, "--alpha", 0.2)
+        assert result.code == 0
+        (message,) = (record.getMessage() for record in caplog.records if "blind" in record.getMessage())
+        assert message.startswith("consensus: this detector is blind to some inputs (")
+        assert "% on ood_val/like" in message
+        assert "try: spcp detect" not in result.err
+        assert ("flagged of" in result.err) is (command[-1] != "--quiet")

@@ -87,6 +87,7 @@ def calibrate_if_possible(
     The benchmark is the run's, if it was read already: what is wrong with its files is said once.
     """
     from ..calibration import calibrate_run
+    from ..choice import problem, trials_from_json
     from ..training import warn_of_guessing
 
     try:
@@ -105,7 +106,8 @@ def note_detector(run: Run, detector: Detector) -> None:
     """Say what the detector of a run is, and how to use it."""
     note_choice(detector)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
-    note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")
+    if not problem(trials_from_json(detector.notes["trials"]), alpha):
+        note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")
 
 
 def note_choice(detector: Detector) -> None:

@@ -23,7 +23,8 @@ def _guides(part: Part) -> Rows:
 class NNGuide(Score):
     """`energy(z) * mean of the k largest f . (energy_i f_i)`; i runs over a `share` of the training samples.
 
-    There are at least 200 of them, or all.
+    There are at least 200 of them, or all. The product orders samples only while energies are positive; those of a head
+    that truncates much (SPCP with a large `rho_norm`) can be negative.
     """
 
     paper = "Nearest Neighbor Guidance for Out-of-Distribution Detection (NNGuide), ICCV 2023"
