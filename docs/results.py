@@ -32,8 +32,8 @@ FINDINGS = {  # what our additions found, introduced
     "rho-auto": "rho_norm = auto, ",
     "two-views": "two views of ",
     "training-length": "",
-    "scales": "on which scale to set how much is truncated: ",
-    "prediction": "what the plain network tells, ",
+    "scales": "how to set how much is truncated: ",
+    "prediction": "what a plain network tells of SPCP: ",
 }
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 

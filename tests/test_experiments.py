@@ -641,11 +641,12 @@ class TestScales:
 
     def test_it_is_told(self) -> None:
         lost, best = findings.scales(self.values)
-        assert "2 kinds of networks" in lost
+        assert "all of 2 kinds of networks" in lost
+        assert lost.endswith("So the share of all contributions transfers best.")
         assert "one value of rho_norm 15.0 (at worst 20.0)" in lost
         assert "no truncation 30.0 (at worst 30.0)" in lost
         assert "auto" not in lost
-        assert best == "the best rho_norm of each kind: a 2; b 1."
+        assert best == "the best rho_norm by test sets: a 2; b 1."
         assert findings.scales({row: by for row, by in self.values.items() if row.startswith("a")}) == ()
 
     def test_seeds_that_not_all_rows_have_do_not_count(self) -> None:
@@ -660,18 +661,18 @@ def test_the_plain_network_tells_whether_spcp_helps() -> None:
     rows = {"plain": (60.0, 0.0), "rho_norm=1": (70.0, 10.0), "rho_norm=3": (80.0, 20.0)}
     worse = {"plain": (60.0, 0.0), "rho_norm=1": (55.0, 10.0), "rho_norm=3": (30.0, 20.0)}
     values = variants({"a": rows, "b": worse, "c": worse})
-    longer = "OOD validation data have longer features than ID data"
+    longer = "longer features of OOD validation data than of ID data"
     assert [(case.kind, case.told[longer], case.gains) for case in findings.cases_of(values)] == [
         ("a", 2.0, {"chosen": 20.0, "3": 20.0}),
         ("b", 0.5, {"chosen": -5.0, "3": -30.0}),
         ("c", 0.5, {"chosen": -5.0, "3": -30.0}),
     ]
     chosen, three = findings.prediction(values)
-    assert "rho_norm chosen on validation data: SPCP gains AUROC in 1 of 3 cases" in chosen
-    assert "-5.0 to +20.0 points" in chosen
-    assert f"that {longer} tells which in 3 (rank correlation +1.00)" in chosen
-    assert "tells which in 2 (rank correlation +0.00)" in chosen  # 40 % are positive everywhere
-    assert "rho_norm 3: SPCP gains AUROC in 1 of 3 cases" in three
+    assert "with rho_norm chosen on validation data AUROC rises in 1 of 3 cases" in chosen
+    assert "by -5.0 to +20.0 points" in chosen
+    assert f"by {longer}: right in 3, rank correlation +1.00" in chosen
+    assert "by the share of positive contributions: rank correlation +0.00" in chosen  # it is the same everywhere
+    assert "with rho_norm 3 AUROC rises in 1 of 3 cases" in three
 
 
 def test_gains_by_length_of_training() -> None:

@@ -176,7 +176,8 @@ def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
                 x, y = [case.told[name] for case in known], [case.gains["auto"] for case in known]
                 axis.scatter(x, y, s=14, marker="os^Dv"[i % 5], color=figures.ARM_COLOURS[i % 4], label=kind)
             axis.axhline(0, lw=0.5, color=figures.INK)
-            axis.axvline(bound, lw=0.5, color=figures.INK)
+            if bound is not None:
+                axis.axvline(bound, lw=0.5, color=figures.INK)
             axis.set_xlabel(" ".join(measure), fontsize=8)
         axes[0][0].set_ylabel("gain of AUROC")
         axes[0][-1].legend(frameon=False, fontsize=6)
