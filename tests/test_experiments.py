@@ -214,12 +214,12 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(folder: Path) -> No
         Lab(other, folder / "smoke", seeds=1, log=lambda _: None).run(Row("Energy", benchmark="digits"), 0)
 
 
-def test_other_data_is_scored_anew(folder: Path) -> None:
+def test_other_data_is_scored_anew(tmp_path: Path) -> None:
     row = Row("Energy", benchmark="digits")
     measured = []
     for samples in (100, 50, 100):
         budget = dataclasses.replace(BUDGETS["smoke"], samples=samples)
-        measured.append(Lab(budget, folder / "smoke", seeds=1, log=lambda _: None).measured(row, 0, "energy"))
+        measured.append(Lab(budget, tmp_path, seeds=1, log=lambda _: None).measured(row, 0, "energy"))
     assert measured[0] == measured[2] != measured[1]
 
 
