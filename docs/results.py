@@ -32,8 +32,8 @@ FINDINGS = {  # what our additions found, introduced
     "rho-auto": "rho_norm = auto, ",
     "two-views": "two views of ",
     "training-length": "",
-    "scales": "on which scale to set how much is truncated: ",
-    "prediction": "what the plain network tells, ",
+    "scales": "how to set how much is truncated: ",
+    "prediction": "what a plain network tells of SPCP: ",
 }
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
@@ -328,6 +328,8 @@ def _section(budget: str, outcome: Outcome) -> str:
     pictures = {kind: f"results/{budget}/{name}-{kind}.svg" for kind in EXPERIMENTS[name].figures}
     pictures = {kind: path for kind, path in pictures.items() if (DOCS / path).exists()}
     filled = context(outcome, pictures, level=3, brief=True)
+    if name == "prediction":  # its numbers are those of `scales`
+        filled["tables"] = []
     return render("experiment.md.jinja", {**filled, "title": f"{SETTINGS[budget]}: {outcome.title}"})
 
 

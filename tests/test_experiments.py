@@ -79,6 +79,133 @@ def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert ("the paper's on " in text) == bool(EXPERIMENTS[name].tables)
 
 
+class TestRecords:
+    """What is left of runs whose weights are gone."""
+
+    @pytest.fixture(scope="class")
+    @staticmethod
+    def records(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        """The records of all runs that the tests above trained, without anything else."""
+        kept = tmp_path_factory.mktemp("records")
+        for path in folder.rglob("record.json"):
+            (kept / path.relative_to(folder)).parent.mkdir(parents=True)
+            shutil.copy(path, kept / path.relative_to(folder))
+        return kept
+
+    @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "overhead"])  # which trains nothing
+    def test_experiments_need_no_weights(
+        self, name: str, folder: Path, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained"))
+        monkeypatch.setattr(lab, "measure", lambda *args: pytest.fail("scored"))
+        options = {"seeds": 1, "trained_only": True, "log": lambda _: None}
+        outcome = reproduce(name, "smoke", tmp_path, records=records, **options)  # type: ignore[arg-type]
+        with_weights = Outcome.read((folder / "smoke" / name / "outcome.json").read_text())
+        assert json.loads(outcome.json())["cells"] == json.loads(with_weights.json())["cells"]
+        assert outcome.findings == with_weights.findings
+        same = ("rho_norm", "grid", "images", "training loss of the plain network")
+        facts = json.loads(outcome.json())["about"]
+        assert {key: facts.get(key) for key in same} == {key: with_weights.about.get(key) for key in same}
+        assert not any(path.name != "record.json" for path in records.rglob("*") if path.is_file())
+
+    def test_they_are_small(self, records: Path) -> None:
+        sizes = [path.stat().st_size for path in records.rglob("record.json")]
+        assert len(sizes) > 10
+        assert max(sizes) < 40_000
+
+    def test_they_say_what_was_measured_by_what(self, records: Path) -> None:
+        record = Record.read(records / "smoke/runs/digits/plain/seed-0/record.json")
+        assert record.config.method == "plain"
+        assert [epoch["epoch"] for epoch in record.history] == [0, 1]
+        assert record.sizes["train"] == 200
+        for measured in record.measured.values():
+            assert measured["version"].startswith(__version__)
+            datetime.date.fromisoformat(measured["date"])
+        assert record.environment[0]["torch"] == torch.__version__
+
+    def test_only_what_they_lack_is_trained(self, records: Path, tmp_path: Path) -> None:
+        told: list[str] = []
+        shutil.copytree(records, tmp_path / "records")
+        folder = tmp_path / "records/smoke/runs/digits/plain/seed-0"
+        record = Record.read(folder / "record.json")
+        del record.measured["itp trained"]
+        record.write(folder / "record.json")
+        options = {"seeds": 1, "records": tmp_path / "records", "log": told.append}
+        with pytest.raises(InputError, match="the records of itp lack its measures"):
+            reproduce("itp", "smoke", tmp_path, only=["ITP"], trained_only=True, **options)  # type: ignore[arg-type]
+        outcome = reproduce("itp", "smoke", tmp_path, trained_only=True, **options)  # type: ignore[arg-type]
+        assert outcome.about["missing"] == "Recorded without these measures: ITP."
+        reproduce("itp", "smoke", tmp_path, **options)  # type: ignore[arg-type]
+        assert [message for message in told if message.startswith("train")] == ["train: digits/plain/seed-0"]
+
+    def test_other_settings_and_data_are_refused(self, records: Path, tmp_path: Path) -> None:
+        row = Row("Energy", benchmark="digits")
+        options = {"seeds": 1, "records": records / "smoke", "log": lambda _: None}
+        for changes, words in (
+            ({"settings": {"digits": {"width": 16, "epochs": 2, "images": 200}}}, "trained with width = 8, not 16"),
+            ({"samples": 50}, "was measured with 100 samples of val, not 50"),
+        ):
+            other = dataclasses.replace(BUDGETS["smoke"], **changes)
+            with pytest.raises(InputError, match=words):
+                Lab(other, tmp_path, **options).record(row, 0)  # type: ignore[arg-type]
+
+    def test_without_the_data_they_stand_for_themselves(
+        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def missing(*_: object) -> None:
+            raise DataError("no data here")
+
+        monkeypatch.setattr(lab, "load_benchmark", missing)
+        outcome = reproduce(
+            "ablation-beta", "smoke", tmp_path, seeds=1, trained_only=True, records=records, log=lambda _: None
+        )
+        assert outcome.about["images"] == 200
+
+    def test_a_damaged_one_is_named(self, records: Path, tmp_path: Path) -> None:
+        path = tmp_path / "runs/digits/plain/seed-0/record.json"
+        path.parent.mkdir(parents=True)
+        for text in ("{", "[]", '{"settings": {}}', '{"settings": 3}'):
+            path.write_text(text)
+            with pytest.raises(InputError, match=r"record\.json: .*; delete it"):
+                Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True).record(Row("", benchmark="digits"), 0)
+
+    def test_all_is_measured_at_once(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """Whatever is asked of a run later, its weights are not needed: with every head, and every rho_norm."""
+        runs = Lab(BUDGETS["smoke"], tmp_path / "smoke", seeds=1, log=lambda _: None)
+        asked = {name: rows_of(name, runs) for name in EXPERIMENTS if EXPERIMENTS[name].measure != "time"}
+        trained = [Row("", benchmark="digits"), Row("", "spcp", {"rho_norm": 1.0}, benchmark="digits")]
+        trained += [Row("", "logitnorm", {"rho_norm": 1.0}, benchmark="digits")]
+        for row in trained:
+            runs.run(row, 0)
+        for arguments, code, words in (
+            (["--measure"], 0, "records of 3 runs, which need no weights any more"),
+            (["itp", "--measure"], 2, "leave out itp"),
+            (["--measure", "--budget", "huge"], 2, "no budget 'huge'"),
+        ):
+            options = ["reproduce", "--budget", "smoke", "--out", str(tmp_path), *arguments]
+            monkeypatch.setattr(sys, "argv", ["spcp", *options])
+            with pytest.raises(SystemExit) as end:
+                cli.main()
+            assert end.value.code == code
+            assert words in " ".join(capsys.readouterr().err.split())
+        for path in tmp_path.rglob("last.safetensors"):
+            path.unlink()
+        monkeypatch.setattr(lab, "measure", lambda *args: pytest.fail("scored"))
+        runs.trained_only = True
+        for row in trained:
+            for name, rows in asked.items():
+                for one in rows:
+                    if one.method == row.method:
+                        for value in BUDGETS["smoke"].grid:
+                            runs._chosen["digits", CHOSEN] = value
+                            same = dataclasses.replace(one, settings=row.settings, benchmark="digits")
+                            assert measure(EXPERIMENTS[name].measure, runs, [same])[label(same)], (name, one)
+            for how in (CHOSEN, ON_NOISE):
+                assert 0 <= runs.validation(row, 0, how) <= 1
+
+
 def test_what_is_done_is_not_done_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = reproduce("itp", "smoke", folder, seeds=1, log=lambda _: None)
     monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained again"))
@@ -245,12 +372,12 @@ def test_a_run_with_other_settings_is_not_taken_for_this_one(folder: Path) -> No
         Lab(other, folder / "smoke", seeds=1, log=lambda _: None).run(Row("Energy", benchmark="digits"), 0)
 
 
-def test_other_data_is_scored_anew(folder: Path) -> None:
+def test_other_data_is_scored_anew(tmp_path: Path) -> None:
     row = Row("Energy", benchmark="digits")
     measured = []
     for samples in (100, 50, 100):
         budget = dataclasses.replace(BUDGETS["smoke"], samples=samples)
-        measured.append(Lab(budget, folder / "smoke", seeds=1, log=lambda _: None).measured(row, 0, "energy"))
+        measured.append(Lab(budget, tmp_path, seeds=1, log=lambda _: None).measured(row, 0, "energy"))
     assert measured[0] == measured[2] != measured[1]
 
 
@@ -273,133 +400,6 @@ def test_other_weights_are_scored_anew(tmp_path: Path) -> None:
     assert again != first
     kept.write_text("{")
     assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).measured(row, 0, "msp") == again
-
-
-class TestRecords:
-    """What is left of runs whose weights are gone."""
-
-    @pytest.fixture(scope="class")
-    @staticmethod
-    def records(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-        """The records of all runs that the tests above trained, without anything else."""
-        kept = tmp_path_factory.mktemp("records")
-        for path in folder.rglob("record.json"):
-            (kept / path.relative_to(folder)).parent.mkdir(parents=True)
-            shutil.copy(path, kept / path.relative_to(folder))
-        return kept
-
-    @pytest.mark.parametrize("name", [name for name in EXPERIMENTS if name != "overhead"])  # which trains nothing
-    def test_experiments_need_no_weights(
-        self, name: str, folder: Path, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(lab, "train", lambda *args, **kwargs: pytest.fail("trained"))
-        monkeypatch.setattr(lab, "measure", lambda *args: pytest.fail("scored"))
-        options = {"seeds": 1, "trained_only": True, "log": lambda _: None}
-        outcome = reproduce(name, "smoke", tmp_path, records=records, **options)  # type: ignore[arg-type]
-        with_weights = Outcome.read((folder / "smoke" / name / "outcome.json").read_text())
-        assert json.loads(outcome.json())["cells"] == json.loads(with_weights.json())["cells"]
-        assert outcome.findings == with_weights.findings
-        same = ("rho_norm", "grid", "images", "training loss of the plain network")
-        facts = json.loads(outcome.json())["about"]
-        assert {key: facts.get(key) for key in same} == {key: with_weights.about.get(key) for key in same}
-        assert not any(path.name != "record.json" for path in records.rglob("*") if path.is_file())
-
-    def test_they_are_small(self, records: Path) -> None:
-        sizes = [path.stat().st_size for path in records.rglob("record.json")]
-        assert len(sizes) > 10
-        assert max(sizes) < 40_000
-
-    def test_they_say_what_was_measured_by_what(self, records: Path) -> None:
-        record = Record.read(records / "smoke/runs/digits/plain/seed-0/record.json")
-        assert record.config.method == "plain"
-        assert [epoch["epoch"] for epoch in record.history] == [0, 1]
-        assert record.sizes["train"] == 200
-        for measured in record.measured.values():
-            assert measured["version"].startswith(__version__)
-            datetime.date.fromisoformat(measured["date"])
-        assert record.environment[0]["torch"] == torch.__version__
-
-    def test_only_what_they_lack_is_trained(self, records: Path, tmp_path: Path) -> None:
-        told: list[str] = []
-        shutil.copytree(records, tmp_path / "records")
-        folder = tmp_path / "records/smoke/runs/digits/plain/seed-0"
-        record = Record.read(folder / "record.json")
-        del record.measured["itp trained"]
-        record.write(folder / "record.json")
-        options = {"seeds": 1, "records": tmp_path / "records", "log": told.append}
-        with pytest.raises(InputError, match="the records of itp lack its measures"):
-            reproduce("itp", "smoke", tmp_path, only=["ITP"], trained_only=True, **options)  # type: ignore[arg-type]
-        outcome = reproduce("itp", "smoke", tmp_path, trained_only=True, **options)  # type: ignore[arg-type]
-        assert outcome.about["missing"] == "Recorded without these measures: ITP."
-        reproduce("itp", "smoke", tmp_path, **options)  # type: ignore[arg-type]
-        assert [message for message in told if message.startswith("train")] == ["train: digits/plain/seed-0"]
-
-    def test_other_settings_and_data_are_refused(self, records: Path, tmp_path: Path) -> None:
-        row = Row("Energy", benchmark="digits")
-        options = {"seeds": 1, "records": records / "smoke", "log": lambda _: None}
-        for changes, words in (
-            ({"settings": {"digits": {"width": 16, "epochs": 2, "images": 200}}}, "trained with width = 8, not 16"),
-            ({"samples": 50}, "was measured with 100 samples of val, not 50"),
-        ):
-            other = dataclasses.replace(BUDGETS["smoke"], **changes)
-            with pytest.raises(InputError, match=words):
-                Lab(other, tmp_path, **options).record(row, 0)  # type: ignore[arg-type]
-
-    def test_without_the_data_they_stand_for_themselves(
-        self, records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def missing(*_: object) -> None:
-            raise DataError("no data here")
-
-        monkeypatch.setattr(lab, "load_benchmark", missing)
-        outcome = reproduce(
-            "ablation-beta", "smoke", tmp_path, seeds=1, trained_only=True, records=records, log=lambda _: None
-        )
-        assert outcome.about["images"] == 200
-
-    def test_a_damaged_one_is_named(self, records: Path, tmp_path: Path) -> None:
-        path = tmp_path / "runs/digits/plain/seed-0/record.json"
-        path.parent.mkdir(parents=True)
-        for text in ("{", "[]", '{"settings": {}}', '{"settings": 3}'):
-            path.write_text(text)
-            with pytest.raises(InputError, match=r"record\.json: .*; delete it"):
-                Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True).record(Row("", benchmark="digits"), 0)
-
-    def test_all_is_measured_at_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """Whatever is asked of a run later, its weights are not needed: with every head, and every rho_norm."""
-        runs = Lab(BUDGETS["smoke"], tmp_path / "smoke", seeds=1, log=lambda _: None)
-        asked = {name: rows_of(name, runs) for name in EXPERIMENTS if EXPERIMENTS[name].measure != "time"}
-        trained = [Row("", benchmark="digits"), Row("", "spcp", {"rho_norm": 1.0}, benchmark="digits")]
-        trained += [Row("", "logitnorm", {"rho_norm": 1.0}, benchmark="digits")]
-        for row in trained:
-            runs.run(row, 0)
-        for arguments, code, words in (
-            (["--measure"], 0, "records of 3 runs, which need no weights any more"),
-            (["itp", "--measure"], 2, "leave out itp"),
-            (["--measure", "--budget", "huge"], 2, "no budget 'huge'"),
-        ):
-            options = ["reproduce", "--budget", "smoke", "--out", str(tmp_path), *arguments]
-            monkeypatch.setattr(sys, "argv", ["spcp", *options])
-            with pytest.raises(SystemExit) as end:
-                cli.main()
-            assert end.value.code == code
-            assert words in " ".join(capsys.readouterr().err.split())
-        for path in tmp_path.rglob("last.safetensors"):
-            path.unlink()
-        monkeypatch.setattr(lab, "measure", lambda *args: pytest.fail("scored"))
-        runs.trained_only = True
-        for row in trained:
-            for name, rows in asked.items():
-                for one in rows:
-                    if one.method == row.method:
-                        for value in BUDGETS["smoke"].grid:
-                            runs._chosen["digits", CHOSEN] = value
-                            same = dataclasses.replace(one, settings=row.settings, benchmark="digits")
-                            assert measure(EXPERIMENTS[name].measure, runs, [same])[label(same)], (name, one)
-            for how in (CHOSEN, ON_NOISE):
-                assert 0 <= runs.validation(row, 0, how) <= 1
 
 
 class TestTrainedOnly:
@@ -672,11 +672,12 @@ class TestScales:
 
     def test_it_is_told(self) -> None:
         lost, best = findings.scales(self.values)
-        assert "2 kinds of networks" in lost
+        assert "all of 2 kinds of networks" in lost
+        assert lost.endswith("So the share of all contributions transfers best.")
         assert "one value of rho_norm 15.0 (at worst 20.0)" in lost
         assert "no truncation 30.0 (at worst 30.0)" in lost
         assert "auto" not in lost
-        assert best == "the best rho_norm of each kind: a 2; b 1."
+        assert best == "the best rho_norm by test sets: a 2; b 1."
         assert findings.scales({row: by for row, by in self.values.items() if row.startswith("a")}) == ()
 
     def test_seeds_that_not_all_rows_have_do_not_count(self) -> None:
@@ -691,18 +692,18 @@ def test_the_plain_network_tells_whether_spcp_helps() -> None:
     rows = {"plain": (60.0, 0.0), "rho_norm=1": (70.0, 10.0), "rho_norm=3": (80.0, 20.0)}
     worse = {"plain": (60.0, 0.0), "rho_norm=1": (55.0, 10.0), "rho_norm=3": (30.0, 20.0)}
     values = variants({"a": rows, "b": worse, "c": worse})
-    longer = "OOD validation data have longer features than ID data"
+    longer = "longer features of OOD validation data than of ID data"
     assert [(case.kind, case.told[longer], case.gains) for case in findings.cases_of(values)] == [
         ("a", 2.0, {"chosen": 20.0, "3": 20.0}),
         ("b", 0.5, {"chosen": -5.0, "3": -30.0}),
         ("c", 0.5, {"chosen": -5.0, "3": -30.0}),
     ]
     chosen, three = findings.prediction(values)
-    assert "rho_norm chosen on validation data: SPCP gains AUROC in 1 of 3 cases" in chosen
-    assert "-5.0 to +20.0 points" in chosen
-    assert f"that {longer} tells which in 3 (rank correlation +1.00)" in chosen
-    assert "tells which in 2 (rank correlation +0.00)" in chosen  # 40 % are positive everywhere
-    assert "rho_norm 3: SPCP gains AUROC in 1 of 3 cases" in three
+    assert "with rho_norm chosen on validation data AUROC rises in 1 of 3 cases" in chosen
+    assert "by -5.0 to +20.0 points" in chosen
+    assert f"by {longer}: right in 3, rank correlation +1.00" in chosen
+    assert "by the share of positive contributions: rank correlation +0.00" in chosen  # it is the same everywhere
+    assert "with rho_norm 3 AUROC rises in 1 of 3 cases" in three
 
 
 def test_gains_by_length_of_training() -> None:

@@ -232,7 +232,8 @@ class Evaluation:
                 transform = dataclasses.replace(transform, resize=transform.crop)
             return self._proxies[role], transform
         if role == NOISE and role not in sets and self.benchmark.val is not None:
-            _tell_of_noise(self.benchmark.name)
+            if not self.benchmark.ood_val:  # else it was asked for
+                _tell_of_noise(self.benchmark.name)
             sets[NOISE] = noise("gaussian", prepare(self.benchmark.val, self.benchmark.transform))
         if role not in sets:
             raise InputError(f"{self.benchmark.name}: has no set {role!r}; there are {', '.join(sets)}")

@@ -33,8 +33,8 @@ _log = logging.getLogger("spcp")
 class Outlook:
     """What a plain network tells of what SPCP would do to one like it, on validation data.
 
-    For the networks of docs/results.md, the sign of the gain told in nearly all cases whether SPCP with rho_norm "auto"
-    or 3 raised or lowered the AUROC on test sets. A small rho_norm, chosen on validation data, helped either way.
+    In most cases of docs/results.md (`prediction`) the sign of the gain told whether SPCP with rho_norm 3 or "auto"
+    raised or lowered the AUROC on test sets. A small rho_norm, chosen on validation data, did little harm either way.
     """
 
     positive: float  # share of its contributions that are positive
@@ -58,7 +58,7 @@ class Outlook:
 
 
 @torch.no_grad()
-def outlook(evaluation: Evaluation, ood: str | None = None) -> Outlook:
+def outlook_of(evaluation: Evaluation, ood: str | None = None) -> Outlook:
     """Return what a network that was trained without truncation tells of SPCP, on its validation data."""
     head = evaluation.model.head
     id_features, ood_features = (evaluation.bank(role).features for role in ("val", ood or evaluation.ood_validation))
@@ -166,7 +166,7 @@ def _row(
     evaluation = Evaluation(run, benchmark).with_val(chosen_on)
     ood = ood or evaluation.ood_validation
     row = {"rho_norm": rho_norm, "seed": config.seed, "auroc": evaluation.validation_auroc(score, ood)}
-    told = outlook(evaluation, ood) if tells and config.method == "plain" else None
+    told = outlook_of(evaluation, ood) if tells and config.method == "plain" else None
     if told is not None and told.gain <= 0:  # before the others are trained
         _log.warning("%s", told)
     return row | {"accuracy": evaluation.bank("val").accuracy(), "folder": str(run.folder)}, ood, told

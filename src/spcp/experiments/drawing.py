@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from .findings import PREDICTORS, SCALES, cases_of, curves_of, gains_by_norm
 from .lab import Lab, Row
 from .measures import GROUPS
 from .outcome import Outcome
+
+ABOVE: Mapping[str, Any] = {"loc": "outside upper left", "ncols": 4, "frameon": False, "fontsize": 7}
 
 
 def curves(lab: Lab | None, outcome: Outcome) -> Drawn:
@@ -161,7 +164,7 @@ def scales(lab: Lab | None, outcome: Outcome) -> Drawn:
             axis.axhline(0, lw=0.5, color=figures.INK)
             axis.set_xlabel(scale.removeprefix("the "), fontsize=8)
         axes[0][0].set_ylabel("gain of AUROC")
-        axes[0][0].legend(frameon=False, fontsize=6)
+        figure.legend(*axes[0][0].get_legend_handles_labels(), **ABOVE)
     return figure, "Gain of SPCP over plain training (AUROC, mean of near and far sets) against how much is truncated."
 
 
@@ -176,10 +179,11 @@ def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
                 x, y = [case.told[name] for case in known], [case.gains["auto"] for case in known]
                 axis.scatter(x, y, s=14, marker="os^Dv"[i % 5], color=figures.ARM_COLOURS[i % 4], label=kind)
             axis.axhline(0, lw=0.5, color=figures.INK)
-            axis.axvline(bound, lw=0.5, color=figures.INK)
+            if bound is not None:
+                axis.axvline(bound, lw=0.5, color=figures.INK)
             axis.set_xlabel(" ".join(measure), fontsize=8)
         axes[0][0].set_ylabel("gain of AUROC")
-        axes[0][-1].legend(frameon=False, fontsize=6)
+        figure.legend(*axes[0][0].get_legend_handles_labels(), **ABOVE)
     return figure, "Each dot is a network and a seed: the gain of SPCP with rho_norm auto, against the plain network's."
 
 
