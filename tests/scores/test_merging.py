@@ -19,7 +19,7 @@ from spcp.errors import InputError
 from spcp.moments import ClassSums, Moments, Rows, Statistic, Sum, merge
 from spcp.scores import SCORES, Fitting, Score, build_score
 
-from .test_scores import OPTIONS, D, K, make_data, make_head
+from .test_scores import OPTIONS, D, make_data, make_head
 
 ROWS = 60
 FITTED = [name for name, (kind, _) in SCORES.items() if kind.fitted_on]

@@ -87,7 +87,6 @@ def calibrate_if_possible(
     The benchmark is the run's, if it was read already: what is wrong with its files is said once.
     """
     from ..calibration import calibrate_run
-    from ..choice import problem, trials_from_json
     from ..training import warn_of_guessing
 
     try:
@@ -104,9 +103,11 @@ def calibrate_if_possible(
 
 def note_detector(run: Run, detector: Detector) -> None:
     """Say what the detector of a run is, and how to use it."""
+    from ..choice import problem, trials_from_json
+
     note_choice(detector)
     note(f"calibrated on {len(detector.calibration_scores)} validation samples: {run.detector_path}")
-    if not problem(trials_from_json(detector.notes["trials"]), alpha):
+    if not problem(trials_from_json(detector.notes["trials"]), detector.alpha or 0.0):
         note(f"try: spcp detect FILES... --run {run.folder}{model_option(run.config)}")
 
 
