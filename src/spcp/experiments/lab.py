@@ -369,7 +369,11 @@ class Lab:
         record = self.record(row, seed)
         if name in record.measured:
             return record.measured[name]["values"]
-        self._look(self._folder(row, self.config(row, seed)), ("measured", row, seed, (what, head)))
+        config = self.config(row, seed)
+        folder = self._folder(row, config)
+        if self.trained_only and epochs_done(folder) < config.epochs:  # there is a record only, which lacks it
+            raise UntrainedError(folder)
+        self._look(folder, ("measured", row, seed, (what, head)))
         return self.measure(self.run(row, seed), name)
 
     def measure(self, run: Run, name: str) -> Mapping[str, Any]:
