@@ -113,7 +113,7 @@ def alone(lab: Lab, engine: Engine, epochs: int) -> Callable[[Path], object]:
 
     def call(folder: Path) -> None:
         lab.folder, lab.engine = folder, dataclasses.replace(engine)
-        lab.prepare([("scored", row, seed, ()) for seed in range(SEEDS)])
+        lab.prepare([("measured", row, seed, ("energy",)) for seed in range(SEEDS)])
 
     return call
 

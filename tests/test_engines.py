@@ -21,6 +21,7 @@ from test_progress import terminal
 
 from spcp import Engine, Run, train, tune
 from spcp.data import Benchmark
+from spcp.engines import runs
 from spcp.engines.cluster import connect
 from spcp.engines.job import RESTARTS, Job
 from spcp.engines.runs import cores, results, run_jobs
@@ -202,10 +203,14 @@ def test_ctrl_c_saves_all_runs_and_the_same_call_goes_on(engine: Engine, tmp_pat
         os.kill(os.getpid(), signal.SIGINT)
 
     watcher = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # which processes of pytest-xdist ignore
     watcher.start()
-    with pytest.raises(KeyboardInterrupt):
-        run_jobs(jobs, engine, shared=corners)
-    watcher.join()
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            run_jobs(jobs, engine, shared=corners)
+    finally:
+        watcher.join()
+        signal.signal(signal.SIGINT, before)
     (tmp_path / "slow").unlink()
     states = [read_tensors(tmp_path / name / "state.safetensors")[1] for name in names]
     assert all((0, 0) < (int(state["epoch"]), int(state["step"])) < (12, 0) for state in states)
@@ -220,10 +225,12 @@ def test_ctrl_c_saves_all_runs_and_the_same_call_goes_on(engine: Engine, tmp_pat
 def test_a_terminal_shows_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stderr = terminal(monkeypatch)
     corners = training_run.benchmark(48)
-    jobs = [Job(name, _train, (tmp_path / name, 1), tmp_path / name, 1) for name in ("a", "b", "c")]
+    jobs = [Job(name, _train, (tmp_path / name, 2), tmp_path / name, 2) for name in ("a", "b", "c")]
+    (tmp_path / "slow").touch()  # or all may be done before the table is drawn once
+    monkeypatch.setattr(runs, "LOOK", 0.1)
     run_jobs(jobs, POOL, shared=corners)
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", stderr.getvalue())
-    for words in ("epochs", "2 running, 1 waiting", "1/1", "3 done", "a: done, 0:0"):
+    for words in ("epochs", "2 running, 1 waiting", "1/2", "3 done", "a: done, 0:0"):
         assert words in shown
     assert "started" not in shown
 
