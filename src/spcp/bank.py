@@ -98,40 +98,33 @@ class FeatureBank:
 
     def parts(self) -> Iterator[Part]:
         """Yield parts of up to `SHARD` rows, features and logits in float32."""
-        return self._pieces(itertools.chain(*self._blocks(SHARD)), SHARD)
+        return self._pieces(itertools.chain(*self._blocks()))
 
-    def _blocks(self, size: int) -> list[list[Place]]:
-        """Return where the pieces of up to `size` rows begin, in up to `BLOCKS` runs."""
+    def _blocks(self) -> list[list[Place]]:
+        """Return where the pieces of up to `SHARD` rows begin, in up to `BLOCKS` runs."""
         if not self._lengths:
             self._lengths = [len(part.labels) for part in self._parts]
         starts = itertools.accumulate(self._lengths, initial=0)
         places = [
             (i, row, start + row)
             for i, (length, start) in enumerate(zip(self._lengths, starts, strict=False))
-            for row in range(0, max(1, length), size)
+            for row in range(0, max(1, length), SHARD)
         ]
         n = min(BLOCKS, len(places))
         return [places[len(places) * i // n : len(places) * (i + 1) // n] for i in range(n)]
 
-    def _pieces(self, places: Iterable[Place], size: int, rows: Tensor | None = None) -> Iterator[Part]:
+    def _pieces(self, places: Iterable[Place], rows: Tensor | None = None) -> Iterator[Part]:
         """Yield the pieces that begin at some places, in float32; if `rows` are given, these rows of each."""
         for i, some in itertools.groupby(places, key=lambda place: place[0]):
             part = self._parts[i]  # once for all its pieces
             for _, row, start in some:
-                tensors = [tensor[row : row + size] for tensor in part]
+                tensors = [tensor[row : row + SHARD] for tensor in part]
                 if rows is not None:
                     first, last = torch.searchsorted(rows, torch.tensor([start, start + len(tensors[0])])).tolist()
                     tensors = [tensor[rows[first:last] - start] for tensor in tensors]
                 yield Part(tensors[0].float(), tensors[1].float(), *tensors[2:])
 
-    def merged(
-        self,
-        statistic: Callable[[Part], S],
-        rows: Tensor | None = None,
-        *,
-        size: int | None = None,
-        everywhere: bool = False,
-    ) -> S:
+    def merged(self, statistic: Callable[[Part], S], rows: Tensor | None = None, *, everywhere: bool = False) -> S:
         """Return a statistic of all rows: those of the parts, merged in order.
 
         The parts form up to `BLOCKS` blocks; joined processes (`spcp.processes`) share them. A process that is alone
@@ -140,14 +133,12 @@ class FeatureBank:
         Args:
             statistic: of a part.
             rows: of these only, given by sorted indices.
-            size: the most rows in a part; by default `SHARD`.
             everywhere: let each process compute all of it, because it exchanges something for each part.
         """
-        size = size or SHARD
-        blocks = self._blocks(size)
+        blocks = self._blocks()
 
         def of_block(i: int) -> S:
-            return functools.reduce(merge, map(statistic, self._pieces(blocks[i], size, rows)))
+            return functools.reduce(merge, map(statistic, self._pieces(blocks[i], rows)))
 
         made = map(of_block, range(len(blocks))) if everywhere else processes.in_order(of_block, len(blocks))
         return functools.reduce(merge, made)
@@ -157,13 +148,11 @@ class FeatureBank:
 
         Of joined processes each keeps its share: the blocks that are its own in `merged`.
         """
-        blocks = self._blocks(SHARD)
+        blocks = self._blocks()
         mine = processes.share(len(blocks))
         if not mine:
-            return function(next(self._pieces(blocks[0], SHARD, torch.empty(0, dtype=torch.int64))))
-        return stacked(
-            map(function, self._pieces(itertools.chain(*blocks[mine.start : mine.stop]), SHARD)), cache_folder()
-        )
+            return function(next(self._pieces(blocks[0], torch.empty(0, dtype=torch.int64))))
+        return stacked(map(function, self._pieces(itertools.chain(*blocks[mine.start : mine.stop]))), cache_folder())
 
     @property
     def is_spread(self) -> bool:

@@ -106,10 +106,12 @@ class Score(nn.Module):
         device = head.weight.device
 
         def of(part: Part) -> Rows:
-            return Rows.of(self(part.features.to(device), part.logits.to(device), head).cpu())
+            pieces = zip(part.features.split(self.rows), part.logits.split(self.rows), strict=True)
+            # Joined at once: many small tensors among what is freed would keep memory from being used again.
+            return Rows.of(torch.cat([self(h.to(device), z.to(device), head).cpu() for h, z in pieces]))
 
         spread = any(module.spread for module in self.modules() if isinstance(module, Score))
-        return data.merged(of, size=self.rows, everywhere=spread).tensor
+        return data.merged(of, everywhere=spread).tensor
 
     def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
         if self.spread:
