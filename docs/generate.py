@@ -429,9 +429,9 @@ SCALE_PAGE = """# Scale out
 
 | more ... | use | see |
 |---|---|---|
-| images to evaluate and fit on | `spcp eval`, with several processes by torchrun | [many images](#many-images) |
-| runs: seeds, settings, a study | `spcp train`, `tune` and `reproduce`, several at a time | [many runs](#many-runs) |
-| inputs to decide about | `spcp detect` with `--out`, here or on a cluster | [many inputs](#many-inputs) |
+| images to evaluate and fit on | `torchrun --nproc-per-node 2 -m spcp eval RUN` | [many images](#many-images) |
+| runs: seeds, settings, a study | `spcp train --seeds`, `tune` and `reproduce`, with `--jobs` or `--engine ray` | [many runs](#many-runs) |
+| inputs to decide about | `spcp detect --out`, here or with `--engine ray` | [many inputs](#many-inputs) |
 | classes | nothing; past one process's memory `shard_classes(model, mesh)` | [many classes](#many-classes) |
 
 Everything below was measured, on machines that the tables name; the [last section](#many-machines-on-paper) is

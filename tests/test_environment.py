@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -103,7 +104,8 @@ def test_bfloat16_is_not_announced(tmp_path: Path) -> None:
         capture_output=True,
         text=True,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not re.search("bfloat16|bf16|AMP|precision", done.stderr)  # though it may say that the detector is blind
 
 
 def test_the_demo_computes_alike_on_every_processor() -> None:
