@@ -430,7 +430,7 @@ SCALE_PAGE = """# Scale out
 | more ... | use | see |
 |---|---|---|
 | images to evaluate and fit on | `torchrun --nproc-per-node 2 -m spcp eval RUN` | [many images](#many-images) |
-| runs: seeds, settings, a study | `--jobs` or `--engine ray` of `train`, `tune`, `reproduce` | [many runs](#many-runs) |
+| runs, of seeds or settings | `--jobs` or `--engine ray` of `tune`, `reproduce`, `train` | [many runs](#many-runs) |
 | inputs to decide about | `spcp detect --out`, here or with `--engine ray` | [many inputs](#many-inputs) |
 | classes | nothing; past one process's memory `shard_classes(model, mesh)` | [many classes](#many-classes) |
 
