@@ -63,6 +63,9 @@ dist: $(VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python benchmarks/head.py --check
 	$(BIN)/python benchmarks/scale.py --check
+	$(BIN)/python benchmarks/distributed.py --check
+	$(BIN)/python benchmarks/runs.py --check
+	$(BIN)/python benchmarks/fleet.py --check
 	$(BIN)/python benchmarks/overhead.py --check
 	$(BIN)/python benchmarks/loading.py --check
 	$(BIN)/python benchmarks/streaming.py --check
