@@ -431,7 +431,7 @@ SCALE_PAGE = """# Scale out
 |---|---|---|
 | images to evaluate and fit on | `torchrun --nproc-per-node 2 -m spcp eval RUN` | [many images](#many-images) |
 | runs, of seeds or settings | `--jobs` or `--engine ray` of `tune`, `reproduce`, `train` | [many runs](#many-runs) |
-| inputs to decide about | `spcp detect --out`, here or with `--engine ray` | [many inputs](#many-inputs) |
+| inputs to decide about | `spcp detect`, here or with `--engine ray` | [many inputs](#many-inputs) |
 | classes | nothing; past one process's memory `shard_classes(model, mesh)` | [many classes](#many-classes) |
 
 Everything below was measured, on machines that the tables name; the [last section](#many-machines-on-paper) is
