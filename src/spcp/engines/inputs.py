@@ -119,9 +119,9 @@ def detect_on_cluster(
         )
         for batch in _one_sentence(results.iter_batches(batch_size=None, prefetch_batches=0)):
             for content in batch["results"]:
-                for found in pickle.loads(content):
-                    _check_same(found, next(listed, None))
-                    yield found
+                for window in pickle.loads(content):  # by our own workers
+                    _check_same(window, next(listed, None))
+                    yield window
         _check_same(None, next(listed, None))
     finally:
         for key, value in before.items():
