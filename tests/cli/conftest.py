@@ -59,5 +59,7 @@ def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = ["--id", photos / "id", "--ood", f"plain={photos / 'ood'}", "--ood-val", "gaussian"]
     arguments = ["train", *data, *SMALL, "--rho-norm", 0.3, "--out", folder, "--quiet"]
     done = subprocess.run([sys.executable, "-m", "spcp.cli", *map(str, arguments)], capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")  # --quiet is quiet
+    # --quiet shows nothing but problems. Inverted, an image of one class is one of the other: so it may be blind to those.
+    said = [line for line in done.stderr.splitlines() if "blind to some inputs" not in line]
+    assert (done.returncode, done.stdout, said) == (0, "", [])
     return folder
