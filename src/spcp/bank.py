@@ -77,7 +77,7 @@ class FeatureBank:
     def __init__(self, parts: Sequence[Part]) -> None:
         self._parts = parts
         self._lengths: list[int] = []  # of the parts, once they are known
-        self._moments: Moments | None = None
+        self._moments: dict[bool, Moments] = {}  # by whether features are scaled to length 1
         self._percentiles: dict[float, float] = {}
 
     @classmethod
@@ -215,14 +215,19 @@ class FeatureBank:
             parts.append(part._replace(logits=logits, predictions=logits.argmax(1)))
         return FeatureBank(parts)
 
-    def moments(self) -> Moments:
-        """Return the moments of the features by label; where a sample has none, its predicted class stands in."""
-        if self._moments is None:
+    def moments(self, *, on_sphere: bool = False) -> Moments:
+        """Return the moments of the features by label; where a sample has none, its predicted class stands in.
+
+        Args:
+            on_sphere: of features scaled to length 1.
+        """
+        if on_sphere not in self._moments:
             unlabelled = sum(int((part.labels < 0).sum()) for part in self._parts)
-            if unlabelled:
+            if unlabelled and not self._moments:  # said once
                 _log.warning("%d of %d samples have no label; their predicted classes stand in", unlabelled, len(self))
-            self._moments = self.merged(_moments).over(self.num_classes)
-        return self._moments
+            made = self.merged(_moments_on_sphere if on_sphere else _moments)
+            self._moments[on_sphere] = made.over(self.num_classes)
+        return self._moments[on_sphere]
 
     def percentile(self, percent: float) -> float:
         """Return a percentile of all entries of all features."""
@@ -250,6 +255,10 @@ def class_of(part: Part) -> Tensor:
 
 def _moments(part: Part) -> Moments:
     return Moments.of(part.features, class_of(part))
+
+
+def _moments_on_sphere(part: Part) -> Moments:
+    return Moments.of(nn.functional.normalize(part.features, dim=1), class_of(part))
 
 
 def batches_of(data: Any, size: int = BATCH) -> Iterator[tuple[Tensor, Tensor]]:

@@ -79,6 +79,7 @@ def reference(name: str, score: Score, head: nn.Linear, data: FeatureBank, fit: 
         "vim": lambda: slow.vim(h, W, b, z, H, Z, D // 2),
         "mds": lambda: slow.mahalanobis(h, H, y),
         "rmds": lambda: slow.relative_mahalanobis(h, H, y),
+        "mdspp": lambda: slow.mahalanobis(*(a / np.linalg.norm(a, axis=1, keepdims=True) for a in (h, H)), y),
         "itp": lambda: slow.itp(h, W, b, H, y, o["p"], o["l"], lam),
         "klm": lambda: slow.klm(z, Z),
         "gen": lambda: slow.gen(z, o["gamma"], o["M"]),

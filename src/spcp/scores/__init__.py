@@ -19,6 +19,7 @@ from .klm import KLM as KLM
 from .knn import KNN as KNN
 from .mahalanobis import Mahalanobis as Mahalanobis
 from .mahalanobis import RelativeMahalanobis as RelativeMahalanobis
+from .mahalanobis import SphericalMahalanobis as SphericalMahalanobis
 from .maxlogit import MaxLogit as MaxLogit
 from .mos import MOS as MOS
 from .msp import MSP as MSP

@@ -1,4 +1,5 @@
-"""Mahalanobis distance to the closest class (Lee et al., 2018), and relative to all data (Ren et al., 2021)."""
+"""Mahalanobis distance to the closest class (Lee et al., 2018), relative to all data (Ren et al., 2021), and on the sphere
+(Mueller and Hein, 2025)."""
 
 from __future__ import annotations
 
@@ -8,7 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from ..bank import FeatureBank
-from .base import Score
+from ..moments import Moments
+from .base import Score, unit
 
 
 def whitening(covariance: Tensor) -> Tensor:
@@ -39,7 +41,9 @@ class Mahalanobis(Score):
 
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Compute the means of the classes and their common covariance."""
-        moments = data.moments()
+        return self._fit(data.moments(), head)
+
+    def _fit(self, moments: Moments, head: nn.Linear) -> Self:
         centre, whiten = moments.whole_mean, whitening(moments.covariance())
         means = (moments.mean[moments.count > 0] - centre) @ whiten
         self.centre, self.whiten, self.means = centre.float(), whiten.float(), means.float()
@@ -70,3 +74,22 @@ class RelativeMahalanobis(Mahalanobis):
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Return the difference of the distances to all data and to the nearest class, (B,)."""
         return super().score(h, z, head) + ((h - self.centre) @ self.background).square().sum(1)
+
+
+class SphericalMahalanobis(Mahalanobis):
+    """The same for features scaled to length 1 (Mahalanobis++).
+
+    How long features are depends on more than their class. Short ones lie near all means: where OOD inputs have such
+    features, the distance itself takes them for ID.
+    """
+
+    paper = "Mahalanobis++: Improving OOD Detection via Feature Normalization, ICML 2025"
+    formula = "max_c -(f - mu_c)' S^-1 (f - mu_c), f = h / ||h||"
+
+    def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
+        """Compute the means of the classes and their common covariance, of directions."""
+        return self._fit(data.moments(on_sphere=True), head)
+
+    def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
+        """Return minus the distance to the nearest class, (B,)."""
+        return super().score(unit(h), z, head)

@@ -16,7 +16,7 @@ from .gradnorm import GradNorm
 from .itp import ITP
 from .klm import KLM
 from .knn import KNN
-from .mahalanobis import Mahalanobis, RelativeMahalanobis
+from .mahalanobis import Mahalanobis, RelativeMahalanobis, SphericalMahalanobis
 from .maxlogit import MaxLogit
 from .mos import MOS
 from .msp import MSP
@@ -50,6 +50,7 @@ SINGLE: Table = {
     "vim": (ViM, {}),
     "mds": (Mahalanobis, {}),
     "rmds": (RelativeMahalanobis, {}),
+    "mdspp": (SphericalMahalanobis, {}),
     "itp": (ITP, {}),
     "klm": (KLM, {}),
     "gen": (GEN, {}),
