@@ -59,7 +59,7 @@ def trained(photos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     data = ["--id", photos / "id", "--ood", f"plain={photos / 'ood'}", "--ood-val", "gaussian"]
     arguments = ["train", *data, *SMALL, "--rho-norm", 0.3, "--out", folder, "--quiet"]
     done = subprocess.run([sys.executable, "-m", "spcp.cli", *map(str, arguments)], capture_output=True, text=True)
-    # --quiet shows nothing but problems. Inverted, an image of one class is one of the other: so it may be blind to those.
+    # --quiet shows nothing but problems. Inverted images of a class look like the other, so it may be blind to them.
     said = [line for line in done.stderr.splitlines() if "blind to some inputs" not in line]
     assert (done.returncode, done.stdout, said) == (0, "", [])
     return folder
