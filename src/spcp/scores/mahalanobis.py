@@ -1,5 +1,5 @@
-"""Mahalanobis distance to the closest class (Lee et al., 2018), relative to all data (Ren et al., 2021), and of directions
-(Mueller and Hein, 2025)."""
+"""Mahalanobis distance to the closest class (Lee et al., 2018), relative to all data (Ren et al., 2021), and of
+directions (Mueller and Hein, 2025)."""
 
 from __future__ import annotations
 
