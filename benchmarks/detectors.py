@@ -23,7 +23,7 @@ from spcp.scores import MEMBERS, build_score
 
 CONSENSUS_AIM, DETECTION_AIM, FIXED_AIM = 1.1, 1.2, 0.2
 SHAPES = [(50_000, 10_000, 512, 10), (50_000, 10_000, 512, 100)]  # training and test samples, D, K
-SCORES = ("energy", "knn", "consensus", "consensus-compact")
+SCORES = ("energy", "knn", "consensus", "consensus-large")
 
 
 def random_bank(head: torch.nn.Linear, count: int) -> FeatureBank:

@@ -112,7 +112,7 @@ def test_auto_chooses_on_one_part_and_calibrates_on_the_other(run: Run) -> None:
         typed = Choice.from_json(choice)
         assert typed.score == name_of(detector.score) or typed.score.startswith("consensus")
         assert "on ood_val/flat" in typed.reason
-        assert {one.score for one in typed.candidates} >= {"energy", "knn", "consensus", "consensus-compact"}
+        assert {one.score for one in typed.candidates} >= {"energy", "knn", "consensus", "consensus-large"}
     assert {trial["dataset"] for trial in detector.notes["trials"]} >= {"ood_val/flat", "proxy/noise", "proxy/shuffled"}
     without = dataclasses.replace(benchmark, ood_val={})
     default = Choice.from_json(calibrate_run(run, "auto", benchmark=without)[0].notes["choice"])

@@ -81,7 +81,7 @@ def test_every_score_on_every_set_after_one_pass(net: Net, tmp_path: Path) -> No
     table = evaluate(net, blobs, folder=tmp_path)
     assert net.seen[0] == 600 + 150 + 200 + 100 + 120 + 90  # and nothing of what is not asked for
     assert {row.score for row in table.rows} == set(DEFAULT_SCORES)
-    assert set(DEFAULT_SCORES) | {"odin", "mos", "consensus-compact", "consensus-logits"} == set(SCORES)
+    assert set(DEFAULT_SCORES) | {"odin", "mos", "consensus-large", "consensus-logits"} == set(SCORES)
     evaluation = Evaluation(net, blobs, folder=tmp_path)
     id_bank, ood_bank = evaluation.bank("test"), evaluation.bank("near/b")
     expected = metrics(id_bank.logits.logsumexp(1), ood_bank.logits.logsumexp(1))

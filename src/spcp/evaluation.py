@@ -31,7 +31,7 @@ from .tables import to_csv, to_json, to_latex, to_markdown
 _log = logging.getLogger("spcp")
 
 # What is evaluated by default; ODIN is not among them, because it runs the network again.
-DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos", "consensus-compact", "consensus-logits"))
+DEFAULT_SCORES = tuple(name for name in SCORES if name not in ("odin", "mos", "consensus-large", "consensus-logits"))
 NOISE = "ood_val/noise"
 ITP_OPTIONS = {  # of its paper, by benchmark
     "cifar10": {"p": 10, "l": 2.2},

@@ -54,7 +54,7 @@ def test_calibrate_says_which_score_and_why(run: Spcp, trained: Path, tmp_path: 
     assert "the largest mean AUROC of" in auto.err
     assert "flagged of outliers made of ID samples at alpha = 0.1: noise" in auto.err
     default = run("calibrate", folder)
-    assert "score: consensus (gen, mds, nnguide); the default" in default.err
+    assert "score: consensus (mds, mdspp, itp, gradnorm); the default" in default.err
     assert "(chosen)" not in default.err
     for option, message in (("--by", 'must be "detection_rate" or "auroc"'), ("--score", "there is no score 'x'")):
         wrong = run("calibrate", folder, "--score", "auto", "--alpha", 0.1, option, "x")

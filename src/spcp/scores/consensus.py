@@ -19,13 +19,15 @@ from .single import SINGLE, build
 
 _log = logging.getLogger("spcp")
 
-# Sets of members, by the measurements of benchmarks/decide.py. "default" is used where there is training data, "logits"
-# where there is none; "compact" keeps no features of training samples.
+# Sets of members, by the measurements of benchmarks/decide.py; none keeps features of training samples. "default" is used
+# where there is training data, "large" where there are so many classes that itp and gradnorm, which look at every
+# contribution, would take longer than the network; "logits" where there is no training data.
 MEMBERS: Mapping[str, tuple[str, ...]] = {
-    "default": ("gen", "mds", "nnguide"),
-    "compact": ("energy", "mds", "itp"),
+    "default": ("mds", "mdspp", "itp", "gradnorm"),
+    "large": ("mds", "mdspp", "she"),
     "logits": ("energy", "msp", "gen"),
 }
+_LARGE = 1 << 22  # weights of the last layer
 
 
 def normal_score(log_p: Tensor) -> Tensor:
@@ -73,7 +75,8 @@ class Consensus(Score):
 
     Args:
         members: names of scores, or their options by name, such as `{"energy": {}, "knn": {"k": 10}}`; by default
-            `MEMBERS["default"]`, and `MEMBERS["logits"]` where `fit` was not called, because there is no training data.
+            `MEMBERS["default"]`, `MEMBERS["large"]` for a last layer of more than 4 million weights, and
+            `MEMBERS["logits"]` where `fit` was not called, because there is no training data.
             Members that do not apply to a network are left out.
         combine: "log", or another of `COMBINATIONS`.
     """
@@ -140,7 +143,7 @@ class Consensus(Score):
     def fit(self, data: FeatureBank, head: nn.Linear) -> Self:
         """Fit the members that are fitted on training data."""
         if self._by_default:
-            self._set_members(MEMBERS["default"])
+            self._set_members(MEMBERS["large" if head.weight.numel() > _LARGE else "default"])
         for member in self.members_by_name().values():
             member.fit(data, head)
         return self

@@ -12,6 +12,8 @@ from ..bank import FeatureBank
 from ..contributions import class_parts, effective_threshold
 from .base import Score, chunks, energy, entering
 
+_CHUNK = 1 << 19  # contributions at a time, which stay in the cache
+
 
 class ITP(Score):
     """Energy of logits without those contributions `c[k,d] = W[k,d] h[d]`.
@@ -28,9 +30,8 @@ class ITP(Score):
     reads = "weights"
     ranges = {"p": (1, 99)}
     fitted_on = ("train",)
-    state = ("keep", "limit")
-    keep: Tensor  # (K, D)
-    limit: Tensor  # (K, D)
+    state = ("limit",)
+    limit: Tensor  # (K, D), below all numbers where a contribution is always pruned
 
     def __init__(self, *, p: float = 10.0, l: float = 2.2) -> None:  # noqa: E741
         super().__init__()
@@ -44,19 +45,19 @@ class ITP(Score):
         mu = W * mean
         variance = moments.squares[: len(W)] / (moments.count[: len(W), None] - 1).clamp(min=1)
         sigma = W.abs() * scale * variance.sqrt()
-        self.keep = mu > float(np.percentile(mu.numpy(), self.p))
-        self.limit = (mu + self.l * sigma).float()
+        keep = mu > float(np.percentile(mu.numpy(), self.p))
+        self.limit = (mu + self.l * sigma).float().masked_fill(~keep, torch.finfo(torch.float32).min)
         return self.to(head.weight.device)
 
     def score(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Return the energy of the logits of the contributions kept, (B,)."""
         W, threshold, parts = head.weight.detach(), effective_threshold(head), []
-        for rows in chunks(entering(h, head), W.numel()):
+        for rows in chunks(entering(h, head), W.numel(), _CHUNK):
             sums = []
             for k in class_parts(W):
                 c = rows[:, None] * W[k]  # (rows, classes, D)
                 truncated = c if threshold is None else c.minimum(threshold)
-                sums.append(truncated.masked_fill(~(self.keep[k] & (c < self.limit[k])), 0).sum(2))
+                sums.append(torch.where(c < self.limit[k], truncated, 0.0).sum(2))
             parts.append(torch.cat(sums, 1))
         logits = torch.cat(parts)
         return energy(logits if head.bias is None else logits + head.bias.detach())
