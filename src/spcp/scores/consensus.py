@@ -19,9 +19,9 @@ from .single import SINGLE, build
 
 _log = logging.getLogger("spcp")
 
-# Sets of members, by the measurements of benchmarks/decide.py; none keeps features of training samples. "default" is used
-# where there is training data, "large" where there are so many classes that itp and gradnorm, which look at every
-# contribution, would take longer than the network; "logits" where there is no training data.
+# Sets of members, by the measurements of benchmarks/decide.py; none keeps features of training samples. "default" is
+# for networks with training data, "large" for so many classes that itp and gradnorm, which look at every contribution,
+# would take longer than the network; "logits" is for those without training data.
 MEMBERS: Mapping[str, tuple[str, ...]] = {
     "default": ("mds", "mdspp", "itp", "gradnorm"),
     "large": ("mds", "mdspp", "she"),
