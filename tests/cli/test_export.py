@@ -30,6 +30,7 @@ def test_export_and_calibrate_the_file(run: Spcp, trained: Path, photos: Path, t
     assert exported.metadata["calibration_samples"] == len(detector.calibration_scores)
     assert exported.metadata["threshold"] == pytest.approx(detector.score_thresholds.item(), abs=0.5)
     assert exported.metadata["run"]["name"] == "run"
+    assert run("calibrate", folder, "--score", "knn").code == 0  # which has a bank
     inside = tmp_path / "prepares.onnx"
     rows = run("export", folder, "--preprocessing", "--int8", "static", "--bank", 60, "--out", inside).rows()
     assert [row["dataset"] for row in rows] == ["test", "far/plain"]

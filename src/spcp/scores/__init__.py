@@ -61,12 +61,18 @@ def applicable(roles: Collection[str], readable: Collection[str] | None = None) 
     """
     return [
         name
-        for name, (kind, _) in SCORES.items()
+        for name, (kind, options) in SCORES.items()
         if name != "mos"
         and not kind.needs_inputs
         and all(role in roles or role in kind.does_without for role in kind.fitted_on)
         and (readable is None or kind.reads in readable)
+        and _has_members(options.get("members"), roles)
     ]
+
+
+def _has_members(members: Collection[str] | None, roles: Collection[str]) -> bool:
+    """Tell whether one of a consensus's members, if they are given, can be fitted on some sets."""
+    return members is None or any(set(SINGLE[name][0].fitted_on) <= set(roles) for name in members)
 
 
 def name_of(score: Score) -> str:
