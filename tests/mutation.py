@@ -59,7 +59,7 @@ REASONS: dict[str, str] = {
     "quantile, mean_support: h.sum(1) + W.sum() -> h.sum(1) - W.sum()": "NaN where either is not finite, and 0 where both are",
     "head, SPCPLinear.is_warming_up: _FADED < share < 1 -> _FADED <= share < 1": "the limit is a round number; either side of it will do",
     "head, SPCPLinear.is_warming_up: residual > (self.threshold.item() - residual) / (1 - share) -> residual >= (self.threshold.item() - residual) / (1 - share)": "at a tie as much is left as was learned",
-    "head, SPCPLinear._update: estimate + 0 * self.bias.detach().sum() -> estimate - 0 * self.bias.detach().sum()": "0 has no sign that counts, and NaN has none",
+    "head, SPCPLinear._update: estimate + 0 * bias.detach().sum() -> estimate - 0 * bias.detach().sum()": "0 has no sign that counts, and NaN has none",
     "head, SPCPLinear._update: h.device.type != 'cpu' -> h.device.type == 'cpu'": "both ways move the threshold alike; one waits for a GPU",
     "head, SPCPLinear._update: 'cpu' -> 'cpu_'": "both ways move the threshold alike; one waits for a GPU",
     "head, SPCPLinear._check: share < _FADED -> share <= _FADED": "the limit is a round number; either side of it will do",

@@ -264,6 +264,9 @@ def test_means_over_runs_and_sets_compare_as_the_formula_says() -> None:
 def test_one_sample_has_an_area_but_no_variance() -> None:
     area, variance = auroc_and_variance(Counts.of([1.0], [0.0, 2.0]))
     assert (area, np.isnan(variance)) == (0.5, True)
+    two, three = [1.0, 3.0], [0.0, 2.0, 4.0]  # are enough
+    for a, b in ((two, three), (three, two)):
+        assert auroc_and_variance(Counts.of(a, b))[1] == pytest.approx(slow.delong_variance(a, b), abs=1e-12)
     for id_scores, ood_scores in (([1.0], [0.0, 2.0]), ([1.0, 2.0], [0.0])):
         with pytest.raises(InputError, match="samples are too few for a test; give at least 2 of each"):
             compare(id_scores, ood_scores, id_scores, ood_scores)

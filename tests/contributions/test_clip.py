@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from spcp import clip_contributions
-from spcp.contributions import class_parts, eager, native, ops, triton_kernels
+from spcp.contributions import as_operator, class_parts, eager, native, ops, triton_kernels
 
 from .kernels import (
     ALL_KERNELS,
@@ -348,6 +348,20 @@ def test_a_bias_learns_alone() -> None:
     h, W, b, g = make((6, 8, 5), "signed", 0)
     clip_contributions(h, W, b.requires_grad_(), 0.1).backward(g)
     torch.testing.assert_close(b.grad, g.sum(0))
+
+
+def test_an_exported_program_keeps_the_operator_only_where_asked() -> None:
+    class Clip(torch.nn.Module):
+        def forward(self, h: Tensor) -> Tensor:
+            return clip_contributions(h, torch.ones(3, 4), None, 0.5)
+
+    def operators() -> set[str]:
+        program = torch.export.export(Clip(), (torch.ones(2, 4),))
+        return {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+
+    with as_operator():
+        assert "spcp.clip.default" in operators()
+    assert "spcp.clip.default" not in operators()
 
 
 @pytest.mark.parametrize("switch", ["spcp.contributions.clip._is_exporting", "torch.compiler.is_compiling"])
