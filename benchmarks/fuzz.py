@@ -535,6 +535,7 @@ def run_cases(bench: Bench, cases: Sequence[int]) -> Iterator[tuple[int, str, st
 
 def _work(bench: Bench, cases: Sequence[int], out: int) -> None:
     """Report on each case, in a child process: within its limits, or by its death."""
+    torch.set_num_threads(1)  # a child has none of its parent's threads, and would wait for them
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MEMORY, used + MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
