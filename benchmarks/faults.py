@@ -297,6 +297,7 @@ def start(task: str, folder: Path, given: Path, shim: Shim | None = None, clock:
         os.close(theirs)
         return child, ours
     os.close(ours)
+    torch.set_num_threads(1)  # a child has none of its parent's threads, and would wait for them
     report = ["foreign", "", 0]
     try:
         shim = shim or Shim()
