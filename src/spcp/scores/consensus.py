@@ -24,7 +24,7 @@ _log = logging.getLogger("spcp")
 # would take longer than the network; "logits" is for those without training data.
 MEMBERS: Mapping[str, tuple[str, ...]] = {
     "default": ("mds", "mdspp", "itp", "gradnorm"),
-    "large": ("mds", "mdspp", "she"),
+    "large": ("energy", "mds", "mdspp", "she"),
     "logits": ("energy", "msp", "gen"),
 }
 _LARGE = 1 << 22  # weights of the last layer
