@@ -482,7 +482,7 @@ is {4 * BATCH * features / 1e3:.0f} kB.
 
 After training, a feature bank of all images would take {bank_tb:.2f} TB, {100 * K / (K + features):.0f} % of it logits;
 fit on a part. KLM and fDBD keep K x K numbers: {4 * K * K / 1e9:.1f} GB here, {4 * 1e5**2 / 1e9:.0f} GB at 100 000
-classes. The default consensus keeps K x D numbers and a share of the features.
+classes. The default consensus keeps D x D and K x D numbers.
 """
 
 
