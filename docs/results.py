@@ -15,7 +15,7 @@ from spcp.config import config_for
 from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged
 from spcp.experiments.catalogue import BOTH_HEADS, PLAIN_HEAD
 from spcp.experiments.outcome import Cell, ClaimResult
-from spcp.experiments.page import context, number_text
+from spcp.experiments.page import context, how_chosen, number_text
 from spcp.experiments.records import FILE
 from spcp.report.figures import as_svg, for_both_schemes
 from spcp.report.page import render
@@ -193,7 +193,8 @@ def _arms(rho: Outcome) -> dict[str, str]:
     """Name the rows of the summary: plain training, what the paper's rule chose, and the most truncation."""
     chosen = f"rho_norm={rho.about['rho_norm']:g}" if "rho_norm" in rho.about else ""
     values = [row for row in rho.rows if row != "rho_norm=0"]
-    arms = {"rho_norm=0": "plain", chosen: f"SPCP, {chosen} (chosen)"}
+    how = "chosen" if len(rho.about.get("grid", ())) > 1 else "the only value trained so far"
+    arms = {"rho_norm=0": "plain", chosen: f"SPCP, {chosen} ({how})"}
     arms.setdefault("rho_norm=3", "SPCP, rho_norm=3 (the paper's for CIFAR-10)")
     return {row: name for row, name in arms.items() if row in ("rho_norm=0", *values)}
 
@@ -213,12 +214,12 @@ def _settings(kept: Kept) -> Iterator[str]:
         about, accuracy = rho.about, _cell(rho, "rho_norm=0", "id", "ACC").mean
         network = about["network"] + (f" of width {about['width']}" if "width" in about else "")
         loss = about["training loss of the plain network"]
-        grid = ", ".join(f"{value:g}" for value in about.get("grid", ()))
+        grid = about.get("grid", ())
         yield (
             f"- **{title}** (`--budget {budget}`): {data[budget]}; {about['images']} training images, {network}, "
             f"{about['epochs']} epochs; the plain network ends with a training loss of {loss:.3f} and knows "
             f"{accuracy:.1f} % of the test images; {_seeds(about['seeds'])}; {about['machine']}; {about['date']}. "
-            + (f"rho_norm {about['rho_norm']:g}, chosen by the paper's rule among {grid}." if grid else "")
+            + (f"rho_norm {about['rho_norm']:g}, {how_chosen(grid)}." if grid else "")
             + (f" {about['missing']}" if "missing" in about else "")
         )
 

@@ -153,7 +153,10 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
 
 
 def judged(outcome: Outcome) -> Outcome:
-    """Judge the paper's claims by the numbers of an outcome; those about rows that are not there are left out."""
+    """Judge the paper's claims by the numbers of an outcome.
+
+    Those about rows that are not there are left out, and, where one value was trained, those about the value chosen.
+    """
     facts, learnt = outcome.about, dict(outcome.values)
     unlearnt = _unlearnt(outcome)
     if unlearnt:
@@ -165,6 +168,8 @@ def judged(outcome: Outcome) -> Outcome:
     claims = claims_of(
         outcome.name, BUDGETS[outcome.budget], facts.get("rho_norm", 0.0), facts.get("settings") or ("",)
     )
+    if len(facts.get("grid", ())) == 1 and callable(EXPERIMENTS[outcome.name].claims):
+        claims = []
     results = (judge(claim, learnt, means) for claim in claims)
     return dataclasses.replace(outcome, about=facts, claims=tuple(result for result in results if result.gains))
 

@@ -113,6 +113,16 @@ def for_people(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"row": line["row"], "seeds": line["seeds"]} | written
 
 
+def how_chosen(grid: Sequence[float]) -> str:
+    """Say how rho_norm came about, given the values that were trained.
+
+    >>> how_chosen([0.5, 1, 3]), how_chosen([3])
+    ('chosen on validation data among 0.5, 1, 3', 'the only value trained so far')
+    """
+    listed = ", ".join(f"{value:g}" for value in grid)
+    return f"chosen on validation data among {listed}" if len(grid) > 1 else "the only value trained so far"
+
+
 def about(outcome: Outcome) -> str:
     """Describe in a paragraph where the numbers come from."""
     facts = outcome.about
@@ -121,7 +131,7 @@ def about(outcome: Outcome) -> str:
     loss = f", {key} {facts[key]:.3f}" if key in facts else ""
     rho_norm = f", rho_norm {facts['rho_norm']:g}" if "rho_norm" in facts else ""
     if "grid" in facts:
-        rho_norm += f", chosen on validation data among {', '.join(f'{value:g}' for value in facts['grid'])}"
+        rho_norm += f", {how_chosen(facts['grid'])}"
     precision = f", {facts['precision']}" if "precision" in facts else ""
     return (
         f"`{facts['command']}`: {facts['data']}, {facts['images']} training samples, {network}, {facts['epochs']} "
