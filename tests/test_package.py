@@ -302,7 +302,7 @@ def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypa
     facts |= {
         "training loss of the plain network": 0.1,
         "rho_norm": 0.5,
-        "grid": [0.5],
+        "grid": [0.3, 0.5],
         "missing": "Not trained yet: x.",
     }
     columns = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")] + [("id", "ACC")]
