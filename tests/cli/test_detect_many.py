@@ -104,7 +104,8 @@ def test_archives_and_tables_hold_images(run: Spcp, trained: Path, some: Path, t
     unclear = run("detect", tmp_path / "d.parquet", "--run", trained)
     assert unclear.code == 2
     assert "raw, picture (--column)" in unclear.err
-    named = run("detect", tmp_path / "d.parquet", "--run", trained, "--column", "picture", "--workers", 0).rows()
+    options = ["--column", "picture", "--batch-size", 8, "--workers", 0]
+    named = run("detect", tmp_path / "d.parquet", "--run", trained, *options).rows()
     assert [row["score"] for row in named] == [row["score"] for row in rows]
 
 
