@@ -94,13 +94,13 @@ def windows(samples: Iterable[Sample], size: int = BATCH) -> Iterator[list[Sampl
     names: set[str] = set()
     is_float = None  # whether the window holds floats, as far as it is known
     for sample in samples:
-        own = None if sample.problem else sample.is_float
-        if len(window) == size or sample.name in names or (own is not None and is_float not in (own, None)):
+        floats = None if sample.problem else sample.is_float
+        if len(window) == size or sample.name in names or (floats is not None and is_float not in (floats, None)):
             yield window
             window, names, is_float = [], set(), None
         window.append(sample)
         names.add(sample.name)
-        is_float = is_float if own is None else own
+        is_float = is_float if floats is None else floats
     if window:
         yield window
 

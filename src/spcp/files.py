@@ -99,9 +99,9 @@ def locked(folder: Path) -> Iterator[None]:
     made = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / ".lock"
-    own = filelock.FileLock(path)
+    lock = filelock.FileLock(path)
     try:
-        own.acquire(timeout=0)
+        lock.acquire(timeout=0)
     except filelock.Timeout as error:
         holder = ""
         with contextlib.suppress(OSError, ValueError):
@@ -115,7 +115,7 @@ def locked(folder: Path) -> Iterator[None]:
         yield
     finally:
         path.unlink(missing_ok=True)
-        own.release()
+        lock.release()
         for parent in made:
             with contextlib.suppress(OSError):  # it is not empty
                 parent.rmdir()

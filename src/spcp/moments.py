@@ -195,9 +195,9 @@ def percentiles(
         asked, which = np.unique(prefix, axis=0, return_inverse=True)
         counts = merged(functools.partial(_digits, prefixes=asked, shift=shift, bits=bits)).values[0].numpy()
         ends = counts.cumsum(2)  # (asked, columns, 2^bits)
-        for i, own in enumerate(which.ravel()):
-            digit = (ends[own] <= left[i, :, None]).sum(1)  # (columns,)
-            left[i] -= np.where(digit, ends[own][np.arange(columns), digit - 1], 0)
+        for i, place in enumerate(which.ravel()):
+            digit = (ends[place] <= left[i, :, None]).sum(1)  # (columns,)
+            left[i] -= np.where(digit, ends[place][np.arange(columns), digit - 1], 0)
             prefix[i] = prefix[i] << bits | digit
     codes = np.where(prefix & 0x8000_0000, prefix ^ 0x8000_0000, ~prefix & 0xFFFF_FFFF)
     low, high = np.split(codes.astype(np.uint32).view(np.float32).astype(np.float64), 2)  # (P, columns)
@@ -215,9 +215,9 @@ def _digits(x: Tensor, prefixes: np.ndarray, shift: int, bits: int) -> Sum:
     for piece in x.detach().float().cpu().reshape(-1, columns).split(max(1, max(1 << 18, size) // columns)):
         codes = _ordered(piece.contiguous().numpy())  # (n, columns)
         digits = (codes >> np.uint32(shift) & np.uint32((1 << bits) - 1)) + first
-        for prefix, own in zip(prefixes.astype(np.uint32), counts, strict=True):
+        for prefix, count in zip(prefixes.astype(np.uint32), counts, strict=True):
             chosen = digits if shift + bits == 32 else digits[codes >> np.uint32(shift + bits) == prefix]
-            own += np.bincount(chosen.ravel(), minlength=size)
+            count += np.bincount(chosen.ravel(), minlength=size)
     return Sum.of(torch.from_numpy(counts.reshape(len(prefixes), columns, -1)))
 
 

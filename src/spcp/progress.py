@@ -40,6 +40,14 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+def _print_above(shown: Any, line: str) -> None:
+    """Write a line that stays: above what rich shows, or on standard error where it shows nothing."""
+    if shown:
+        shown.console.print(printable(line), highlight=False, markup=False)
+    elif not quiet:
+        print(printable(line), file=sys.stderr, flush=True)
+
+
 class Bar:
     """A bar that `progress_bar` shows; without a terminal there is none, and `print` and `count` write lines."""
 
@@ -85,10 +93,7 @@ class Bar:
 
     def print(self, line: str) -> None:
         """Write a line that stays, above the bar."""
-        if self._progress:
-            self._progress.console.print(printable(line), highlight=False, markup=False)
-        elif not quiet:
-            print(printable(line), file=sys.stderr, flush=True)
+        _print_above(self._progress, line)
 
 
 @contextlib.contextmanager
@@ -142,10 +147,7 @@ class LiveTable:
 
     def print(self, line: str) -> None:
         """Write a line that stays, above the table."""
-        if self._live:
-            self._live.console.print(printable(line), highlight=False, markup=False)
-        elif not quiet:
-            print(printable(line), file=sys.stderr, flush=True)
+        _print_above(self._live, line)
 
 
 @contextlib.contextmanager

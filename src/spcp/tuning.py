@@ -133,10 +133,10 @@ def tune(
     jobs = []
     for value in values:
         for seed in seeds:
-            settings, own = with_rho_norm(config, value, seed), run_folder(folder, value, seed)
+            settings, target = with_rho_norm(config, value, seed), run_folder(folder, value, seed)
             tells = value == 0 and seed == seeds[0]
-            name = str(own.relative_to(Path(folder).expanduser()))
-            jobs.append(Job(name, _row, (settings, own, value, score, ood, chosen_on, tells), own, config.epochs))
+            name = str(target.relative_to(Path(folder).expanduser()))
+            jobs.append(Job(name, _row, (settings, target, value, score, ood, chosen_on, tells), target, config.epochs))
     rows, roles, told = zip(*results(run_jobs(jobs, engine, shared=benchmark)), strict=True)
     ood = roles[0]
     areas = {value: [row["auroc"] for row in rows if row["rho_norm"] == value] for value in values}

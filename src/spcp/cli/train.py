@@ -122,16 +122,22 @@ def _train_several(
 
     folders = [folder / f"seed-{config.seed}" for config in configs]
     jobs = [
-        Job(f"seed-{config.seed}", _train_and_calibrate, (config, own, alpha, score, log), own, config.epochs)
-        for config, own in zip(configs, folders, strict=True)
+        Job(
+            f"seed-{config.seed}",
+            _train_and_calibrate,
+            (config, run_folder, alpha, score, log),
+            run_folder,
+            config.epochs,
+        )
+        for config, run_folder in zip(configs, folders, strict=True)
     ]
     problems = results(run_jobs(jobs, engine, shared=benchmark))
-    for config, own, problem in zip(configs, folders, problems, strict=True):
-        note(f"run: {own}")
+    for config, run_folder, problem in zip(configs, folders, problems, strict=True):
+        note(f"run: {run_folder}")
         if problem:
             print(printable(f"spcp: not calibrated: {problem}"), file=sys.stderr)
         else:
-            run = Run.open(own, network=config.network)
+            run = Run.open(run_folder, network=config.network)
             note_detector(run, run.detector())
 
 

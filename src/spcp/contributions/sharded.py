@@ -103,10 +103,10 @@ class ShardedSPCPLinear(SPCPLinear):
     def _logits(self, h: Tensor, threshold: Tensor | None) -> Tensor:
         """Return the logits, all or divided."""
         same = DTensor.from_local(h, self.mesh, [Replicate()], run_check=False)
-        own = super()._logits(same.to_local(grad_placements=[Partial()]), threshold)  # gradients of h will be summed
-        shape = torch.Size((*own.shape[:-1], self.out_features))
+        part = super()._logits(same.to_local(grad_placements=[Partial()]), threshold)  # gradients of h will be summed
+        shape = torch.Size((*part.shape[:-1], self.out_features))
         stride = torch.empty(shape, device="meta").stride()
-        z = DTensor.from_local(own, self.mesh, [Shard(own.dim() - 1)], run_check=False, shape=shape, stride=stride)
+        z = DTensor.from_local(part, self.mesh, [Shard(part.dim() - 1)], run_check=False, shape=shape, stride=stride)
         return z.full_tensor() if self.gather_logits else z
 
     def estimate(self, h: Tensor) -> Tensor:
@@ -134,9 +134,9 @@ class ShardedSPCPLinear(SPCPLinear):
         for key, divided in self.named_parameters(recurse=False):
             whole = state_dict.get(prefix + key)
             if isinstance(whole, Tensor) and not isinstance(whole, DTensor) and whole.shape == divided.shape:
-                own = whole.chunk(self.mesh.size())[self.mesh.get_local_rank()].to(divided.device)
+                part = whole.chunk(self.mesh.size())[self.mesh.get_local_rank()].to(divided.device)
                 state_dict[prefix + key] = DTensor.from_local(
-                    own, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
+                    part, self.mesh, [Shard(0)], run_check=False, shape=whole.shape, stride=whole.stride()
                 )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
@@ -177,10 +177,10 @@ def _merged_top(h: Tensor, W: Tensor, sent: int, m: int, group: dist.ProcessGrou
     What a process holds back is at most the smallest that it sends. It is complete where that is not above the m-th
     largest of what was sent.
     """
-    own = ops.kernels_for(h).top(h, W, min(sent, W.numel()))
-    own = F.pad(own, (0, sent - own.shape[1]), value=-math.inf)
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, own, group)
+    largest = ops.kernels_for(h).top(h, W, min(sent, W.numel()))
+    largest = F.pad(largest, (0, sent - largest.shape[1]), value=-math.inf)
+    everyone = [torch.empty_like(largest) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, largest, group)
     gathered = torch.cat(everyone, 1)
     if gathered.shape[1] < m:
         return gathered, False
@@ -191,9 +191,9 @@ def _merged_top(h: Tensor, W: Tensor, sent: int, m: int, group: dist.ProcessGrou
 
 def _sharded_support(h: Tensor, W: Tensor, b: Tensor | None, group: dist.ProcessGroup) -> Tensor:
     """Return what `mean_support` does for the weights of all processes, (B,): the largest logit may be anyone's."""
-    own = torch.stack([F.linear(h, W, b).amax(1), mean_support(h, W, b)])  # (2, B)
-    everyone = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(everyone, own, group)
+    here = torch.stack([F.linear(h, W, b).amax(1), mean_support(h, W, b)])  # (2, B)
+    everyone = [torch.empty_like(here) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(everyone, here, group)
     logit, support = torch.stack(everyone, 1)  # (processes, B) each
     return support.gather(0, logit.argmax(0, keepdim=True))[0] + 0 * support.sum(0)
 

@@ -208,9 +208,9 @@ def _check_same(found: list[FileDetection] | None, window: list[Sample] | None) 
     there, here = [result.file for result in found or ()], [sample.name for sample in window or ()]
     if there != here:
         pairs = itertools.zip_longest(there, here, fillvalue="nothing")
-        other, own = next((a, b) for a, b in pairs if a != b)
+        theirs, ours = next((a, b) for a, b in pairs if a != b)
         raise InputError(
-            f"the Ray cluster lists {other} where this machine lists {own}; all machines must see the same inputs, "
+            f"the Ray cluster lists {theirs} where this machine lists {ours}; all machines must see the same inputs, "
             "which must not change meanwhile"
         )
 

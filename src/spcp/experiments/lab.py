@@ -150,9 +150,9 @@ class Lab:
                 pass
             except NeededError as error:
                 for folder, missing in error.steps.items():
-                    own = any(_same_run(step, other) for other in missing)
+                    is_this_run = any(_same_run(step, other) for other in missing)
                     known = needed.setdefault(folder, [])
-                    known += [each for each in ([step] if own else missing) if each not in known]
+                    known += [each for each in ([step] if is_this_run else missing) if each not in known]
             finally:
                 self._looking = looking
         return needed
