@@ -65,16 +65,6 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
     return read_tensors(folder / "last.safetensors")[0]
 
 
-def _train_alone(benchmark: Benchmark, folder: Path, epochs: int) -> None:
-    """Train in this process as engines do: with one thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        train(training_run.config("spcp", epochs), folder, benchmark=benchmark)
-    finally:
-        torch.set_num_threads(threads)
-
-
 def _check_same(one: Path, other: Path) -> None:
     weights = _weights(other)
     assert all(torch.equal(value, weights[name]) for name, value in _weights(one).items())
@@ -135,7 +125,8 @@ def test_a_run_whose_process_was_killed_goes_on(
     assert results(run_jobs(jobs, engine, shared=corners)) == [2, 0]
     if engine is POOL:
         assert "a: its process was killed (SIGKILL); another one goes on from its last state" in capsys.readouterr().err
-    _train_alone(corners, tmp_path / "whole", 4)
+    with Engine().limited():  # to the threads of the others
+        train(training_run.config("spcp", 4), tmp_path / "whole", benchmark=corners)
     for name in ("a", "b"):
         _check_same(tmp_path / "whole", tmp_path / name)
 
@@ -227,7 +218,8 @@ def test_ctrl_c_saves_all_runs_and_the_same_call_goes_on(engine: Engine, tmp_pat
     assert not any((tmp_path / name / ".lock").exists() for name in names)  # they have ended
     assert not list(tmp_path.rglob("*.part"))
     assert results(run_jobs(jobs, engine, shared=corners)) == [int(state["epoch"]) for state in states]
-    _train_alone(corners, tmp_path / "whole", 12)
+    with Engine().limited():  # to the threads of the others
+        train(training_run.config("spcp", 12), tmp_path / "whole", benchmark=corners)
     for name in names:
         _check_same(tmp_path / "whole", tmp_path / name)
 
