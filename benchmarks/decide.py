@@ -407,7 +407,7 @@ at a threshold that was calibrated on ID validation data, with the *false alarms
 those are is subject to chance. All in percent, means over seeds. *Regret* is how many points less are detected than
 by the best single score, chosen in hindsight on the tested sets themselves.
 `consensus` is the default of the library; names with a plus are the same sum of log p-values of other members. `auto`
-chooses on OOD validation data; `auto, proxies` on outliers made of ID samples.
+chooses on OOD validation data and outliers made of ID samples, half and half; `auto, proxies` on such outliers alone.
 
 [Which members?](which-members.md) has the search for the members of the default: by their regret on digits, spoken
 digits, CIFAR-10, photos and embeddings. So the figures are slightly optimistic; that page also has the regret where a

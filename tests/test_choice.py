@@ -45,9 +45,10 @@ def test_the_best_is_chosen_and_the_blind_is_not() -> None:
     by_score = {one.score: one for one in choice.candidates}
     assert by_score["energy"].problem == "AUROC 0.0, detection rate 0.0 % on ood_val/large"
     assert by_score["knn"].problem == ""
-    assert by_score["knn"].mean("detection_rate") == 1.0  # of OOD data; proxies do not count where there is some
-    assert "of 3 scores on ood_val/large: 100.0 %" in choice.reason
-    assert "| knn (chosen) | 100.0 | 100.0 |  |" in choice.table()
+    assert by_score["knn"].mean("detection_rate") == 1.0
+    assert by_score["energy"].mean("detection_rate") == 0.5  # nothing of the OOD data, all of the noise
+    assert "on ood_val/large, proxy/noise, of 3 scores: 100.0 %" in choice.reason
+    assert "| knn (chosen) | 100.0 | 100.0 | 100.0 |  |" in choice.table()
     again = Choice.from_json(json.loads(json.dumps(choice.as_json())))
     assert again == choice
 
@@ -56,6 +57,25 @@ def test_proxies_decide_where_there_is_nothing_else() -> None:
     choice = choose(model(), SCORES, **ID, ood={"proxy/far": LARGE, "proxy/noise": SMALL})
     assert choice.score == "knn"
     assert "on proxy/far, proxy/noise" in choice.reason
+    assert "| knn (chosen) |  | 100.0 | 100.0 |  |" in choice.table()
+
+
+def test_given_sets_and_proxies_count_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A score that sees one more of the given sets is not chosen if it misses most of the noise."""
+    found = {"energy": (0.5, 0.5, 0.8), "maxlogit": (0.9, 0.9, 0.3), "msp": (0.6, 0.6, 0.8)}
+
+    def tried(detector: Detector, ood: dict[str, FeatureBank]) -> tuple[Trial, ...]:
+        rates = found[type(detector.score).__name__.lower()]
+        return tuple(Trial(name, 100, 0.9, rate, (0.0, 1.0)) for name, rate in zip(ood, rates, strict=True))
+
+    monkeypatch.setattr("spcp.choice.try_detector", tried)
+    names: dict[str, dict[str, Any]] = {name: {} for name in found}
+    ood = {"ood_val/a": SMALL, "ood_val/b": SMALL, "proxy/noise": SMALL}
+    kept = choose(model(), names, **ID, ood=ood)
+    assert kept.score == "energy"  # 65 %; msp, 70 %, is not more than 5 points better, and maxlogit has 60 %
+    assert "none of 3 scores is more than 5 points better" in kept.reason
+    found["msp"] = (0.62, 0.62, 0.8)
+    assert choose(model(), names, **ID, ood=ood).score == "msp"
 
 
 def test_the_first_of_equals_and_the_least_bad_of_the_blind() -> None:

@@ -45,8 +45,8 @@ def calibrate_run(
 
     Args:
         run: a trained or adopted run.
-        score: the name of a score; by default a consensus of several. "auto" chooses the best of all on OOD validation
-            data, and takes the default where there is none; "auto-proxies" then chooses on outliers made of ID samples.
+        score: the name of a score; by default a consensus of several. "auto" chooses (`choose`) if there is OOD
+            validation data, and else takes the default; "auto-proxies" then chooses on outliers made of ID samples.
         alpha: the largest false alarm rate; `delta` and `by_class` are those of `Detector.calibrate`.
         delta: see `Detector.calibrate`.
         by_class: see `Detector.calibrate`.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -21,6 +22,7 @@ from .tables import to_markdown
 _log = logging.getLogger("spcp")
 
 By = Literal["detection_rate", "auroc"]
+MARGIN: Mapping[By, float] = {"detection_rate": 0.05, "auroc": 0.02}  # by which a score must beat the first candidate
 
 
 @dataclass(frozen=True)
@@ -48,9 +50,17 @@ class Candidate:
     problem: str  # why it must not be chosen; "" if nothing speaks against it
 
     def mean(self, by: By) -> float:
-        """Return the mean over the given OOD sets, or over the proxies where none is given."""
-        chosen = [trial for trial in self.trials if trial.given] or self.trials
-        return sum(getattr(trial, by) for trial in chosen) / len(chosen)
+        """Return the mean over the given OOD sets and that over the proxies, averaged: they count as one half each.
+
+        Given sets show one kind of outlier, often a near one; proxies rank scores as far-OOD sets do.
+        """
+        means = [self.mean_of(by, given) for given in (True, False) if any(t.given is given for t in self.trials)]
+        return sum(means) / len(means)
+
+    def mean_of(self, by: By, given: bool) -> float:
+        """Return the mean over the given OOD sets, or over the proxies; NaN if there are none."""
+        values = [getattr(trial, by) for trial in self.trials if trial.given is given]
+        return sum(values) / len(values) if values else math.nan
 
 
 @dataclass(frozen=True)
@@ -78,11 +88,16 @@ class Choice:
         shown = sorted(self.candidates, key=lambda one: (one.score != self.score, -one.mean("detection_rate")))[:most]
         lines = [
             [f"{one.score} (chosen)" if one.score == self.score else one.score]
-            + [f"{100 * one.mean(by):.1f}" for by in ("detection_rate", "auroc")]
-            + [one.problem]
+            + [_percent(one.mean_of("detection_rate", given)) for given in (True, False)]
+            + [_percent(one.mean("auroc")), one.problem]
             for one in shown
         ]
-        return to_markdown(["score", "detection rate", "AUROC", "against it"], lines) if lines else ""
+        header = ["score", "detected of OOD data", "detected of proxies", "AUROC", "against it"]
+        return to_markdown(header, lines) if lines else ""
+
+
+def _percent(rate: float) -> str:
+    return "" if math.isnan(rate) else f"{100 * rate:.1f}"
 
 
 def trials_from_json(rows: Iterable[Mapping[str, Any]]) -> tuple[Trial, ...]:
@@ -147,21 +162,22 @@ def choose(
     alpha: float = 0.05,
     by: By = "detection_rate",
 ) -> Choice:
-    """Choose the score whose detector flags most OOD samples at a false alarm rate of alpha.
+    """Choose the score whose detector flags most outliers at a false alarm rate of alpha.
 
     All candidates are calibrated on the same part of `val`, so chance favours none. The shipped detector needs other ID
-    samples: the best of many on these is better on them than it is. A candidate that is blind somewhere (`problem`) is
-    chosen only if all are.
+    samples: the best of many on these is better on them than it is. For the same reason the first candidate is kept
+    unless another is better by more than `MARGIN`. A candidate that is blind somewhere (`problem`) is chosen only if
+    all are.
 
     Args:
         model: the network.
-        candidates: the options of the scores to try, by name; the first of equals is chosen.
+        candidates: the options of the scores to try, by name, the one to keep if no other is clearly better first.
         val: ID samples, not for the final threshold.
         train: the training data, for scores that are fitted on it.
-        ood: OOD validation sets ("ood_val/cars"), by which is chosen, and proxies ("proxy/noise"), which may speak
-            against a candidate; where there are proxies alone, they decide.
+        ood: OOD validation sets ("ood_val/cars") and proxies ("proxy/noise"), which count as one half each; either may
+            be missing.
         alpha: the false alarm rate at which detection rates are compared.
-        by: "detection_rate", or "auroc"; the mean over sets counts, and the other one decides between equals.
+        by: "detection_rate", or "auroc"; the other one decides between equals.
     """
     if by not in ("detection_rate", "auroc"):
         raise InputError(f'by = {by!r} must be "detection_rate" or "auroc"')
@@ -176,10 +192,12 @@ def choose(
         trials = try_detector(detector.fit_held_out(reference).calibrate(rest, alpha), ood)
         tried.append(Candidate(name, trials, problem(trials, alpha)))
     other: By = "auroc" if by == "detection_rate" else "detection_rate"
-    best = max(tried, key=lambda one: (not one.problem, one.mean(by), one.mean(other)))
-    names = [trial.dataset for trial in best.trials if trial.given] or [trial.dataset for trial in best.trials]
-    measure = f"detection rate at alpha = {alpha:g}" if by == "detection_rate" else "AUROC"
-    reason = f"the largest mean {measure} of {len(tried)} scores on {', '.join(names)}: {100 * best.mean(by):.1f} %"
+    best, first = max(tried, key=lambda one: (not one.problem, one.mean(by), one.mean(other))), tried[0]
+    measure = f"mean {'AUROC' if by == 'auroc' else f'detection rate at alpha = {alpha:g}'} on {', '.join(ood)}"
+    if bool(first.problem) == bool(best.problem) and best.mean(by) <= first.mean(by) + MARGIN[by]:
+        reason = f"none of {len(tried)} scores is more than {100 * MARGIN[by]:g} points better by {measure}"
+        return Choice(first.score, f"{reason}: {100 * first.mean(by):.1f} %", tuple(tried))
+    reason = f"the largest {measure}, of {len(tried)} scores: {100 * best.mean(by):.1f} %"
     return Choice(best.score, reason, tuple(tried))
 
 
@@ -192,7 +210,7 @@ def auto_detector(
     alpha: float = 0.05,
     by: By = "detection_rate",
 ) -> Detector:
-    """Return a calibrated detector with the score that is best on OOD data; its `notes` say why.
+    """Return a calibrated detector whose score was chosen on OOD data (`choose`); its `notes` say why.
 
     The score is chosen on one part of `val` and calibrated on the other, so the guarantee of `Detector.calibrate`
     holds. A warning says on which OOD data the detector is blind.

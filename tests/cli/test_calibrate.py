@@ -51,7 +51,8 @@ def test_calibrate_says_which_score_and_why(run: Spcp, trained: Path, tmp_path: 
     choice = Choice.from_json(load_detector(folder)[0].notes["choice"])
     assert f"score: {choice.score}" in auto.err
     assert f"| {choice.score} (chosen) |" in auto.err
-    assert "the largest mean AUROC of" in auto.err
+    assert f"; {choice.reason}" in auto.err
+    assert "mean AUROC on ood_val/" in choice.reason
     assert "flagged of outliers made of ID samples at alpha = 0.1: noise" in auto.err
     default = run("calibrate", folder)
     assert "score: consensus (mds, mdspp, itp, gradnorm); the default" in default.err

@@ -44,8 +44,8 @@ Model = Annotated[str | None, option("The code that builds the run's network: pa
 ScoreName = Annotated[
     str | None,
     option(
-        "See `spcp scores`; auto: the best on OOD validation data; auto-proxies: where there is none, on outliers made "
-        "of ID samples; default: consensus.",
+        "See `spcp scores`; auto: the best, given OOD validation data; auto-proxies: without it, the best on outliers "
+        "made of ID samples; default: consensus.",
         "--score",
         "-s",
     ),
