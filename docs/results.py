@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from spcp.config import config_for
-from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged
-from spcp.experiments.catalogue import BOTH_HEADS, PLAIN_HEAD
-from spcp.experiments.outcome import Cell, ClaimResult
+from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged, paper
+from spcp.experiments.catalogue import BOTH_HEADS, MAIN_TABLES, PLAIN_HEAD, claims_of
+from spcp.experiments.outcome import Cell, Gain
 from spcp.experiments.page import context, how_chosen, number_text
 from spcp.experiments.records import FILE
 from spcp.report.figures import as_svg, for_both_schemes
@@ -23,17 +23,23 @@ from spcp.report.page import render
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
 KEPT = DOCS / "results"
-SETTINGS = {"small": "Digits", "cpu": "CIFAR-10"}
+BUDGET = {"Digits": "small", "CIFAR-10": "cpu", "CIFAR-100": "cpu"}  # by setting, a column each
+MAIN = {"Digits": "cifar10", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}  # the experiment with every method
+TITLES = {"digits": "Digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "spoken-digits": "Spoken digits"}
 SAME = {"small": ("cifar100", "imagenet200", "hyperparameters"), "cpu": ("hyperparameters",)}  # as other names
 MARKS = ("<!-- results, by docs/results.py -->", "<!-- end of results -->")  # in the README
+CONVENTION = "FPR95 is OpenOOD's: the share of ID samples that are flagged when 95 % of the OOD samples are."
 NOTE = "<!-- Written by docs/results.py: edit that. -->"
 FINDINGS = {  # what our additions found, introduced
     "feature-norms": "",
     "rho-auto": "rho_norm = auto, ",
     "two-views": "two views of ",
-    "training-length": "",
-    "scales": "how to set how much is truncated: ",
-    "prediction": "what a plain network tells of SPCP: ",
+    "augmentation": "",
+}
+QUESTIONS = {  # by the experiment that answers
+    "training-length": "Does longer training turn it around?",
+    "scales": "Is rho_norm the right scale to set how much is truncated?",
+    "prediction": "Does a plain network tell whether SPCP will help?",
 }
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
@@ -52,7 +58,7 @@ def take_over(folder: Path) -> None:
         kept = KEPT / path.relative_to(folder)
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, kept)
-    for budget in SETTINGS:
+    for budget in SAME:
         for path in sorted((folder / budget).glob("*/outcome.json")):
             outcome = Outcome.read(path.read_text())
             if outcome.name in SAME[budget] or not _current(outcome):
@@ -68,11 +74,15 @@ def take_over(folder: Path) -> None:
                 else:  # it needs weights that are gone
                     continue
                 (KEPT / budget / f"{outcome.name}-{kind}.svg").write_text(for_both_schemes(svg))
-    for budget, by_name in outcomes().items():
-        if "ablation-rho" in by_name:
-            arms, title = _arms(by_name["ablation-rho"]), SETTINGS[budget]
-            figure, _ = drawing.summary(by_name["ablation-rho"], arms, title)
-            (KEPT / budget / "summary.svg").write_text(for_both_schemes(as_svg(figure)))
+    for title, by_name in outcomes().items():
+        summary = _summary(by_name)
+        if summary:
+            figure, _ = drawing.summary(*summary, title)
+            _picture(title).write_text(for_both_schemes(as_svg(figure)))
+
+
+def _picture(title: str) -> Path:
+    return KEPT / BUDGET[title] / f"summary{'-cifar100' if title == 'CIFAR-100' else ''}.svg"
 
 
 def _current(outcome: Outcome) -> bool:
@@ -84,21 +94,22 @@ def _current(outcome: Outcome) -> bool:
 
 def outcomes() -> Kept:
     """Read the outcomes that are kept, by setting and name."""
-    kept = {
-        budget: {path.stem: judged(Outcome.read(path.read_text())) for path in sorted((KEPT / budget).glob("*.json"))}
-        for budget in SETTINGS
-    }
-    return {
-        budget: {name: by_name[name] for name in EXPERIMENTS if name in by_name and _current(by_name[name])}
-        for budget, by_name in kept.items()
-    }
+    kept: dict[str, dict[str, Outcome]] = {title: {} for title in BUDGET}
+    for budget, title in (("small", "Digits"), ("cpu", "CIFAR-10")):
+        for name in EXPERIMENTS:
+            path = KEPT / budget / f"{name}.json"
+            if name not in SAME[budget] and path.exists():
+                outcome = judged(Outcome.read(path.read_text()))
+                if _current(outcome):
+                    kept["CIFAR-100" if name == "cifar100" else title][name] = outcome
+    return kept
 
 
 HEAD = """# Results
 
 {note}
 
-Does SPCP do what its paper says? Measured on real data on one machine without a GPU, in two settings. Every number
+Does SPCP do what its paper says? Measured on real data on one machine without a GPU, in several settings. Every number
 comes from `spcp reproduce` ([how](reproduce.md)); all of them, by seed and by set, are in `docs/results/`, and
 [table by table](results-tables.md) with intervals, machine and date. The paper's own setting, 100 epochs of ResNet-18
 on a GPU, has not been run: what follows is evidence about the method, not about the paper's numbers.
@@ -107,7 +118,7 @@ on a GPU, has not been run: what follows is evidence about the method, not about
 
 ## In short
 
-The energy score, in percent; mean ± deviation over seeds, where there are several.
+The energy score, in percent; mean ± deviation over seeds, where there are several. {convention}
 
 {short}
 
@@ -121,7 +132,11 @@ far sets, AUROC and FPR95, unless the claim says otherwise) is better, worse or 
 a claim names a bound ("within a point"), which is ours, the interval has to lie above minus that. A claim **holds** if
 all comparisons are better, and **holds in part** if some are and none is worse; it is **mixed** if some are better and
 some are worse, **does not hold** if some are worse and none is better, and is **unclear** otherwise. In brackets: how
-many are better / worse / unclear.
+many are better / worse / unclear; where the claim is no more than a word ("competitive") these are **counted**, not
+tested. Then the means: first what the claim says is better, then what it is compared with. Three seeds show only what
+is large beside the deviation, and one seed shows nothing, so its comparisons are not judged. The paper has its
+ablations and its table of compatibility on CIFAR-100. Scores that run features through the head once more (ASH,
+GradNorm) are given with the truncating head, which the network was trained with, and with the plain one.
 
 """
 
@@ -133,25 +148,26 @@ def pages() -> dict[str, str]:
         HEAD.format(
             note=NOTE,
             settings="\n".join(_settings(kept)),
+            convention=CONVENTION,
             short="\n".join(_short(kept)),
             pictures="\n\n".join(_pictures(kept)),
         )
     ]
     lines += [*_claims(kept, ours=False), "Claims of ours, about what we added:", "", *_claims(kept, ours=True)]
-    lines += ["## What to make of it", "", *_remarks(kept), "", UNTESTED, DECISIONS, FULL]
+    lines += ["## What to make of it", "", *_remarks(kept), "", *_questions(kept), _untested(kept), DECISIONS, FULL]
     tables = [
         "# Results, table by table",
         "",
         NOTE,
         "",
         "[The page of results](results.md) sums these up and says how claims are judged. AUROC is that of the energy "
-        "score unless a row names another; FPR95 follows OpenOOD. Mean ± deviation over seeds; in brackets the paper's "
-        "mean, where the benchmark is the same.",
+        f"score unless a row names another. {CONVENTION} Mean ± deviation over seeds; in brackets the paper's mean on "
+        "the same benchmark, over the same sets.",
         "",
     ]
-    for budget, title in SETTINGS.items():
-        tables += [f"## {title}", ""] if kept[budget] else []
-        tables += [_section(budget, outcome) for name, outcome in kept[budget].items() if name not in SAME[budget]]
+    for title, by_name in kept.items():
+        tables += [f"## {title}", ""] if by_name else []
+        tables += [_section(outcome) for outcome in by_name.values()]
     return {
         "docs/results.md": "\n".join(lines).rstrip() + "\n",
         "docs/results-tables.md": "\n".join(tables).rstrip() + "\n",
@@ -165,9 +181,10 @@ def _between(marks: tuple[str, str], text: str, page: str) -> str:
     return before + marks[0] + text + marks[1] + rest.partition(marks[1])[2]
 
 
-UNTESTED = """Not tested here: that data sets with fewer classes want a larger `rho_norm` (the paper's 3, 0.5 and 0.4
-for 10, 100 and 200 classes), CIFAR-100 and ImageNet-200 as ID data, and whatever is "not run" above.
-"""
+def _untested(kept: Kept) -> str:
+    named = ["CIFAR-100 and ImageNet-200 as ID data" if not kept["CIFAR-100"] else "ImageNet-200 as ID data"]
+    return f'Not tested here: {named[0]}, and whatever is "not run" above.\n'
+
 
 DECISIONS = """## Decisions
 
@@ -185,43 +202,63 @@ FULL = """## Where the budget full departs from the paper
 - VRA, which is in no table, is OpenOOD's by default; `vra-p` is its authors'.
 - The text's reduction of far FPR95 on CIFAR-10, 21.25 points, is 21.15 in its tables, which we compare with.
 
-`tests/test_experiments.py` checks every other setting of every benchmark.
+`tests/test_experiments.py` checks the other settings of the three benchmarks of images against the paper's.
 """
 
 
+def _summary(by_name: Mapping[str, Outcome]) -> tuple[Outcome, dict[str, str]] | None:
+    """Return what the summary of a setting is taken from, with its rows and their names; None if there is nothing."""
+    if "cifar100" in by_name:
+        main = by_name["cifar100"]
+        arms = {"Energy": "plain", "SPCP": f"SPCP, rho_norm={main.about.get('rho_norm', 0):g} ({_how(main)})"}
+        arms["SPCP rho_norm=0.5"] = "SPCP, rho_norm=0.5 (the paper's)"
+        return main, {row: name for row, name in arms.items() if row in main.rows}
+    return (by_name["ablation-rho"], _arms(by_name["ablation-rho"])) if "ablation-rho" in by_name else None
+
+
 def _arms(rho: Outcome) -> dict[str, str]:
-    """Name the rows of the summary: plain training, what the paper's rule chose, and the most truncation."""
+    """Name the rows of the summary: plain training, what the paper's rule chose, and the paper's for CIFAR-10."""
     chosen = f"rho_norm={rho.about['rho_norm']:g}" if "rho_norm" in rho.about else ""
-    values = [row for row in rho.rows if row != "rho_norm=0"]
-    how = "chosen" if len(rho.about.get("grid", ())) > 1 else "the only value trained so far"
-    arms = {"rho_norm=0": "plain", chosen: f"SPCP, {chosen} ({how})"}
+    arms = {"rho_norm=0": "plain", chosen: f"SPCP, {chosen} ({_how(rho)})"}
     arms.setdefault("rho_norm=3", "SPCP, rho_norm=3 (the paper's for CIFAR-10)")
-    return {row: name for row, name in arms.items() if row in ("rho_norm=0", *values)}
+    return {row: name for row, name in arms.items() if row in rho.rows}
+
+
+def _how(outcome: Outcome) -> str:
+    return "chosen" if len(outcome.about.get("grid", ())) > 1 else "the only value trained so far"
 
 
 def _settings(kept: Kept) -> Iterator[str]:
     data = {
-        "small": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
+        "Digits": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
         "noise (far). Plain energy is upside down there on far sets, which truncation repairs in part",
-        "cpu": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), with OpenOOD's "
-        "lists; Places365 is missing, and Textures, SVHN and MNIST are not complete",
+        "CIFAR-10": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), by OpenOOD's "
+        f"lists; {PARTS}",
+        "CIFAR-100": "400 of the 500 training images of each class of CIFAR-100, against CIFAR-10 and TinyImageNet "
+        f"(near), MNIST, SVHN and Textures (far); {PARTS}",
     }
-    for budget, title in SETTINGS.items():
-        if "ablation-rho" not in kept[budget]:
+    for title, budget in BUDGET.items():
+        summary = _summary(kept[title])
+        if summary is None:
             yield f"- **{title}** (`--budget {budget}`): not run with the network that the budget has now."
             continue
-        rho = kept[budget]["ablation-rho"]
-        about, accuracy = rho.about, _cell(rho, "rho_norm=0", "id", "ACC").mean
+        outcome, arms = summary
+        about, accuracy = outcome.about, _cell(outcome, next(iter(arms)), "id", "ACC").mean
         network = about["network"] + (f" of width {about['width']}" if "width" in about else "")
-        loss = about["training loss of the plain network"]
-        grid = about.get("grid", ())
+        loss, grid = about["training loss of the plain network"], about.get("grid", ())
         yield (
-            f"- **{title}** (`--budget {budget}`): {data[budget]}; {about['images']} training images, {network}, "
+            f"- **{title}** (`--budget {budget}`): {data[title]}; {about['images']} training images, {network}, "
             f"{about['epochs']} epochs; the plain network ends with a training loss of {loss:.3f} and knows "
             f"{accuracy:.1f} % of the test images; {_seeds(about['seeds'])}; {about['machine']}; {about['date']}. "
             + (f"rho_norm {about['rho_norm']:g}, {how_chosen(grid)}." if grid else "")
             + (f" {about['missing']}" if "missing" in about else "")
         )
+
+
+PARTS = (
+    "Places365 is missing, and there are 10 000 of 70 000 images of MNIST, 6 000 of 26 032 of SVHN and 1 200 of 5 640 "
+    "of Textures (10 of its 47 classes)"
+)
 
 
 def _seeds(count: int) -> str:
@@ -232,20 +269,29 @@ def _short(kept: Kept) -> Iterator[str]:
     columns = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")] + [("id", "ACC")]
     yield "| | seeds | " + " | ".join(" ".join(column) for column in columns) + " |"
     yield "|---|---|" + "---|" * len(columns)
-    for budget, title in SETTINGS.items():
-        outcome = kept[budget].get("ablation-rho")
-        if outcome is None:
-            continue
-        for row, name in _arms(outcome).items():
+    for title, by_name in kept.items():
+        outcome, arms = _summary(by_name) or (None, {})
+        for row, name in arms.items():
+            assert outcome is not None
             cells = [_cell(outcome, row, *column) for column in columns]
             texts = [number_text(cell.mean, cell.std if len(cell.seeds) > 1 else None, 1) for cell in cells]
             yield f"| {title}: {name} | {len(cells[0].seeds)} | " + " | ".join(texts) + " |"
+        if title in PAPER and arms:
+            benchmark, tables = PAPER[title]
+            for method, name in (("Energy", "plain"), ("SPCP", "SPCP")):
+                figures = [paper.figure(tables, benchmark, "ResNet-18", method, *column) for column in columns]
+                texts = ["" if figure is None else number_text(*figure, 1) for figure in figures]
+                yield f"| {title}: the paper's {name}, far with Places365 | 3 | " + " | ".join(texts) + " |"
+
+
+PAPER = {title: (name, MAIN_TABLES[name][1]) for title, name in MAIN.items() if title != "Digits"}
 
 
 def _pictures(kept: Kept) -> Iterator[str]:
-    for budget, title in SETTINGS.items():
-        if (KEPT / budget / "summary.svg").exists() and "ablation-rho" in kept[budget]:
-            yield f"![{title}: AUROC of energy, set by set, plain training and SPCP](results/{budget}/summary.svg)"
+    for title, by_name in kept.items():
+        if _picture(title).exists() and _summary(by_name):
+            where = f"results/{BUDGET[title]}/{_picture(title).name}"
+            yield f"![{title}: AUROC of energy, set by set, plain training and SPCP]({where})"
 
 
 def _cell(outcome: Outcome, row: str, column: str, metric: str) -> Cell:
@@ -255,34 +301,77 @@ def _cell(outcome: Outcome, row: str, column: str, metric: str) -> Cell:
 
 
 def _claims(kept: Kept, *, ours: bool) -> Iterator[str]:
-    yield "| claim | " + " | ".join(SETTINGS.values()) + " |"
-    yield "|---|" + "---|" * len(SETTINGS)
-    claims: dict[tuple[str, str], dict[str, ClaimResult]] = {}
-    for budget, by_name in kept.items():
-        for name, outcome in by_name.items():
-            if name not in SAME[budget] and EXPERIMENTS[name].note.startswith("Not in the paper") == ours:
-                for claim in outcome.claims:
-                    claims.setdefault((name, claim.text), {})[budget] = claim
-    for (name, text), by_budget in claims.items():
-        cells = [_verdict(by_budget[budget]) if budget in by_budget else "not run" for budget in SETTINGS]
-        yield f"| {text} (`{name}`) | " + " | ".join(cells) + " |"
+    """Write a row for each claim there is, and a column for each setting that was run."""
+    titles = [title for title, by_name in kept.items() if by_name] or list(kept)
+    yield "| claim | " + " | ".join(titles) + " |"
+    yield "|---|" + "---|" * len(titles)
+    for text, names in _texts(ours).items():
+        cells = [_verdict(text, [kept[title][name] for name in names if name in kept[title]]) for title in titles]
+        run = next((name for name in names if any(name in kept[title] for title in titles)), names[0])
+        yield f"| {text} (`{run}`) | " + " | ".join(cells) + " |"
+    if not ours:
+        values = [_summary(kept[title]) for title in titles]
+        chosen = [_chosen(summary[0]) if summary else "not run" for summary in values]
+        yield (
+            "| Data with fewer classes want a larger rho_norm (not tested: what was chosen) | "
+            + " | ".join(chosen)
+            + " |"
+        )
     yield ""
 
 
-def _verdict(claim: ClaimResult) -> str:
-    if all(gain.difference.interval is None for gain in claim.gains):
-        better = sum(gain.difference.mean > 0 for gain in claim.gains)
-        means = ", ".join(f"{gain.column} {gain.metric} {gain.difference.mean:+.1f}" for gain in claim.gains)
-        return f"one seed: {means}" if len(claim.gains) <= 4 else f"one seed: {better} of {len(claim.gains)} up"
-    return f"**{claim.support.value}** ({'/'.join(str(count) for count in claim.counts.values())})"
+def _texts(ours: bool) -> dict[str, list[str]]:
+    """List the claims, with the experiments that are about them."""
+    texts: dict[str, list[str]] = {}
+    for name, experiment in EXPERIMENTS.items():
+        if experiment.note.startswith("Not in the paper") == ours:
+            for claim in claims_of(name, BUDGETS["small"], 1.0, [""]):
+                texts.setdefault(claim.text, []).append(name)
+    return texts
+
+
+def _chosen(outcome: Outcome) -> str:
+    grid = outcome.about.get("grid", ())
+    classes = 100 if outcome.about["data"] == "cifar100" else 10
+    return f"{outcome.about['rho_norm']:g} for {classes} classes" if len(grid) > 1 else "one value trained"
+
+
+def _verdict(text: str, outcomes: Sequence[Outcome]) -> str:
+    """Say how a claim did in one setting, with the means that it compares, or why it was not judged."""
+    if not outcomes:
+        return "not run"
+    outcome = outcomes[0]
+    claim = next((claim for claim in outcome.claims if claim.text == text), None)
+    if claim is None:
+        one_value = len(outcome.about.get("grid", ())) == 1 and callable(EXPERIMENTS[outcome.name].claims)
+        return "one value trained" if one_value else "did not learn" if outcome.unlearnt else "rows are missing"
+    gains = claim.gains
+    means: dict[str, list[str]] = {}
+    for gain in gains:
+        means.setdefault(gain.column, []).append(f"{gain.metric} {_against(outcome, gain)}")
+    told = "; ".join(f"{column} {', '.join(texts)}" for column, texts in means.items()) if len(gains) <= 4 else ""
+    if all(gain.difference.interval is None for gain in gains):
+        as_claimed = sum(gain.difference.mean > 0 for gain in gains)
+        return f"one seed: {told or f'as claimed in {as_claimed} of {len(gains)}'}"
+    counts = "/".join(str(count) for count in claim.counts.values())
+    return f"**{claim.support.value}** ({counts})" + (f": {told}" if told else "")
+
+
+def _against(outcome: Outcome, gain: Gain) -> str:
+    """Write the means of two rows over the seeds that both have."""
+    cells = [_cell(outcome, row, gain.column, gain.metric) for row in (gain.row, gain.other)]
+    by_seed = [dict(zip(cell.seeds, cell.by_seed, strict=True)) for cell in cells]
+    shared = by_seed[0].keys() & by_seed[1].keys()
+    means = [sum(values[seed] for seed in shared) / len(shared) for values in by_seed]
+    digits = 1 if max(map(abs, means)) >= 5 else 2
+    return " vs ".join(f"{mean:.{digits}f}" for mean in means)
 
 
 def _remarks(kept: Kept) -> Iterator[str]:
     """Sum up the tables in sentences that follow from the numbers."""
-    for budget, title in SETTINGS.items():
-        by_name = kept[budget]
-        if "cifar10" in by_name:
-            yield f"- {title}, the best by AUROC: {'; '.join(_ranking(by_name['cifar10']))}."
+    for title, by_name in kept.items():
+        if MAIN[title] in by_name:
+            yield f"- {title}, the best by AUROC: {'; '.join(_ranking(by_name[MAIN[title]]))}."
         if "ablation-stage" in by_name:
             stage = by_name["ablation-stage"]
             texts = [f"{row.removeprefix('truncate:')} {_numbers(stage, row)}" for row in stage.rows]
@@ -306,6 +395,21 @@ def _remarks(kept: Kept) -> Iterator[str]:
                 yield from (f"- {title}, {what}{finding}" for finding in by_name[name].findings)
 
 
+def _questions(kept: Kept) -> Iterator[str]:
+    """Answer three questions, setting by setting."""
+    for name, question in QUESTIONS.items():
+        yield from (f"## {question}", "")
+        run = {title: by_name[name] for title, by_name in kept.items() if name in by_name}
+        for title, outcome in run.items():
+            yield from (f"- {title}: {finding}" for finding in outcome.findings)
+        if name == "scales" and not any("cifar100" in row for outcome in run.values() for row in outcome.rows):
+            yield "- All of these have ten classes (the sounds six), where rho_norm is nearly proportional to the share"
+            yield "  of all contributions, so they say little about a scale for other numbers of classes."
+        missing = [title for title in ("CIFAR-10",) if title not in run]
+        yield from (f"- {title}: not run (`spcp reproduce {name} --budget cpu`)." for title in missing)
+        yield ""
+
+
 def _mean(outcome: Outcome, row: str, column: str, metric: str = "AUROC") -> str:
     return f"{_cell(outcome, row, column, metric).mean:.1f}"
 
@@ -317,21 +421,21 @@ def _numbers(outcome: Outcome, row: str) -> str:
 def _ranking(main: Outcome) -> Iterator[str]:
     """Name the best three rows of the main table, and the place of SPCP."""
     for group in ("near", "far"):
-        means = {row: _cell(main, row, group, "AUROC").mean for row in main.rows}
+        means = {row: _cell(main, row, group, "AUROC").mean for row in main.learnt}
         order = sorted(means, key=lambda row: -means[row])
         best = ", ".join(f"{row} {_mean(main, row, group)}" for row in order[:3])
         place = f", SPCP is number {order.index('SPCP') + 1} of {len(order)}" if "SPCP" in order else ""
         yield f"{group} {best}{place}"
 
 
-def _section(budget: str, outcome: Outcome) -> str:
-    name = outcome.name
+def _section(outcome: Outcome) -> str:
+    name, budget = outcome.name, outcome.budget
     pictures = {kind: f"results/{budget}/{name}-{kind}.svg" for kind in EXPERIMENTS[name].figures}
     pictures = {kind: path for kind, path in pictures.items() if (DOCS / path).exists()}
     filled = context(outcome, pictures, level=3, brief=True)
     if name == "prediction":  # its numbers are those of `scales`
         filled["tables"] = []
-    return render("experiment.md.jinja", {**filled, "title": f"{SETTINGS[budget]}: {outcome.title}"})
+    return render("experiment.md.jinja", {**filled, "title": f"{TITLES[outcome.about['data']]}: {outcome.title}"})
 
 
 if __name__ == "__main__":

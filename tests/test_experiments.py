@@ -24,10 +24,23 @@ from spcp.config import Config
 from spcp.contributions import positive_share
 from spcp.data import DataError, load_benchmark
 from spcp.errors import InputError, TrainingError
-from spcp.experiments import BUDGETS, EXPERIMENTS, Lab, Outcome, Record, Row, findings, judged, lab, paper, reproduce
+from spcp.experiments import (
+    BUDGETS,
+    EXPERIMENTS,
+    Lab,
+    Outcome,
+    Record,
+    Row,
+    findings,
+    judged,
+    lab,
+    page,
+    paper,
+    reproduce,
+)
 from spcp.experiments.catalogue import Claim, label, rows_of
 from spcp.experiments.lab import CHOSEN, ON_NOISE
-from spcp.experiments.measures import measure
+from spcp.experiments.measures import Measure, Values, measure
 from spcp.experiments.outcome import Cell, Support, judge
 from spcp.files import read_tensors, write_tensors
 from spcp.runs import Run
@@ -454,10 +467,55 @@ class TestTrainedOnly:
 
 
 def test_the_papers_figure_stands_beside_ours_only_on_its_benchmark() -> None:
-    values = {"SPCP": {("far", "AUROC"): {0: 90.0}}}
+    values: Values = {"SPCP": {("id", "ACC"): {0: 90.0}}}
     for benchmark, beside in (("cifar10", True), ("digits", False)):
-        found = experiments._published(EXPERIMENTS["itp"], [Row("SPCP", "spcp", benchmark=benchmark)], values)
+        found = experiments._published(EXPERIMENTS["cifar10"], [Row("SPCP", "spcp", benchmark=benchmark)], values)
         assert [bool(figures) for figures in found] == [beside, not beside]
+
+
+@pytest.mark.parametrize(
+    ("sets", "mean", "has_deviation"),
+    [
+        (("mnist", "svhn", "texture", "places365"), 20.54, True),
+        (("mnist", "svhn", "texture"), 18.57, False),  # without 26.46 on Places365
+    ],
+)
+def test_the_papers_mean_is_over_the_sets_that_are_here(
+    sets: tuple[str, ...], mean: float, has_deviation: bool
+) -> None:
+    values: Values = {"SPCP": {(column, "FPR95"): {0: 1.0} for column in ("far", *sets)}}
+    here, _ = experiments._published(EXPERIMENTS["cifar10"], [Row("SPCP", "spcp", benchmark="cifar10")], values)
+    assert here["SPCP", "far", "FPR95"].mean == pytest.approx(mean, abs=0.005)
+    assert (here["SPCP", "far", "FPR95"].std is not None) == has_deviation
+
+
+def test_longer_training_warms_up_longer(tmp_path: Path) -> None:
+    lab = Lab(BUDGETS["cpu"], tmp_path)
+    rows = [row for row in rows_of("training-length", lab) if row.method == "plain"]
+    configs = [lab.config(row, 0) for row in rows]
+    assert [(config.epochs, config.warmup) for config in configs] == [(12, 2), (30, 5), (60, 10)]
+
+
+def test_the_default_value_of_an_ablation_shares_its_run(tmp_path: Path) -> None:
+    lab = Lab(BUDGETS["full"], tmp_path)
+    for name, default in (("ablation-beta", "beta=0.999"), ("ablation-lambda0", "lambda_0=1000")):
+        row = next(row for row in rows_of(name, lab) if row.name == default)
+        assert row.settings == {}
+
+
+def test_gains_with_and_without_augmentation() -> None:
+    def row(near: float, far: float, loss: float) -> dict[Measure, dict[int, float]]:
+        return {("near", "AUROC"): {0: near}, ("far", "AUROC"): {0: far}, ("training", "loss"): {0: loss}}
+
+    measured: Values = {
+        "Vanilla": row(80, 90, 0.1),
+        "SPCP": row(81, 92, 0.2),
+        "Vanilla not augmented": row(70, 75, 0.0),
+    }
+    assert findings.augmentation(measured) == (
+        "augmented: training loss 0.100; SPCP near +1.0, far +2.0 (gain of AUROC over plain training).",
+        "not augmented: training loss 0.000 (gain of AUROC over plain training).",
+    )
 
 
 def test_scores_that_use_the_head_again_have_a_row_for_each_head(tmp_path: Path) -> None:
@@ -473,8 +531,9 @@ def test_logitnorm_that_did_not_learn_is_not_compared() -> None:
     cells += [Cell(row, "far", "AUROC", (i, i + 1.0), (0, 1)) for i, row in enumerate(accuracy)]
     outcome = judged(Outcome("compatibility", "", "small", {}, tuple(cells), ()))
     assert [claim.text for claim in outcome.claims] == ["Energy detects better with SPCP"]
-    told = "Not compared, because more than 2 points of accuracy are missing: LogitNorm+SPCP 50.0 %."
-    assert outcome.about["unlearnt"] == told
+    told = "Not reported, because more than 2 points of accuracy are missing: LogitNorm+SPCP 50.0 %."
+    assert page.lacking(outcome) == [told]
+    assert [row["row"] for row in page.records(outcome)] == ["Energy", "LogitNorm", "Energy+SPCP"]
 
 
 def test_patterns_are_measured_before_truncation(folder: Path) -> None:
@@ -714,7 +773,10 @@ def test_gains_by_length_of_training() -> None:
 
     values = {"Vanilla for 12 epochs": row({0: 80.0, 1: 90.0}), "SPCP rho_norm=3 for 12 epochs": row({1: 85.0})}
     values["SPCP rho_norm=3 for 30 epochs"] = row({0: 1.0})  # without a plain one
-    assert findings.lengths(values) == ("SPCP rho_norm=3 for 12 epochs: gain of AUROC near -5.0, far -5.0.",)
+    assert findings.lengths(values) == tuple(
+        f"SPCP rho_norm=3, {group} sets, gain of AUROC over plain training: -5.0 after 12 epochs."
+        for group in ("near", "far")
+    )
 
 
 def test_a_head_that_truncates_at_inference_only(folder: Path) -> None:

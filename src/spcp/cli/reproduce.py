@@ -57,9 +57,8 @@ def reproduce_command(
     given: dict[str, Any] = {"seeds": seeds, "root": root, "trained_only": trained, "records": records}
     outcome = reproduce(name, budget, out, only=names(only), **given, engine=many.engine_of(), log=note)
     show(outcome.records() if as_json else page.records(outcome), as_json, outcome.title, page.for_people)
-    for key in ("note", "missing", "unlearnt"):
-        if key in outcome.about:
-            note(outcome.about[key])
+    for text in (*([outcome.about["note"]] if "note" in outcome.about else []), *page.lacking(outcome)):
+        note(text)
     for claim in outcome.claims:
         note(f"{claim.support.value} ({claim.tally}): {claim.text}")
     for finding in outcome.findings:

@@ -146,8 +146,9 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
         for measure, by_seed in measured[row].items()
         for key in [(row, *measure)]
     )
-    whole = only is None and not missing + unmeasured
-    findings = FINDINGS[name](measured) if name in FINDINGS and (whole or name in PARTIAL) else ()
+    told = name in FINDINGS and lab.budget.verdicts
+    told = told and (name in PARTIAL or (only is None and not missing + unmeasured))
+    findings = FINDINGS[name](measured) if told else ()
     about = {**_about(name, budget, lab, rows, only), **_notes(experiment, rows, missing, unmeasured, bool(elsewhere))}
     return judged(Outcome(name, experiment.title, budget, about, cells, (), findings))
 
@@ -157,12 +158,7 @@ def judged(outcome: Outcome) -> Outcome:
 
     Those about rows that are not there are left out, and, where one value was trained, those about the value chosen.
     """
-    facts, learnt = outcome.about, dict(outcome.values)
-    unlearnt = _unlearnt(outcome)
-    if unlearnt:
-        listed = ", ".join(f"{row} {learnt.pop(row) and accuracy:.1f} %" for row, accuracy in unlearnt.items())
-        told = f"Not compared, because more than {POINTS:g} points of accuracy are missing: {listed}."
-        facts = {**facts, "unlearnt": told}
+    facts, learnt = outcome.about, {row: values for row, values in outcome.values.items() if row in outcome.learnt}
     theirs = {(cell.row, cell.column, cell.metric): cell.paper or cell.elsewhere for cell in outcome.cells}
     means = {key: figure[0] for key, figure in theirs.items() if figure}
     claims = claims_of(
@@ -172,16 +168,6 @@ def judged(outcome: Outcome) -> Outcome:
         claims = []
     results = (judge(claim, learnt, means) for claim in claims)
     return dataclasses.replace(outcome, about=facts, claims=tuple(result for result in results if result.gains))
-
-
-POINTS = 2.0  # of accuracy that LogitNorm may lose to plain training and still count as trained
-
-
-def _unlearnt(outcome: Outcome) -> dict[str, float]:
-    """Return the rows of LogitNorm, which learns slowly, that did not come close to plain accuracy; with theirs."""
-    accuracy = {cell.row: cell.mean for cell in outcome.cells if (cell.column, cell.metric) == ("id", "ACC")}
-    plain = max((accuracy[row] for row in ("Energy", "Vanilla") if row in accuracy), default=0.0)
-    return {row: share for row, share in accuracy.items() if "LogitNorm" in row and share < plain - POINTS}
 
 
 def _trained(name: str, lab: Lab, rows: list[Row]) -> tuple[list[Row], list[str]]:
@@ -202,13 +188,15 @@ def _published(experiment: Experiment, rows: list[Row], measured: Values) -> tup
     same: Figures = {}
     elsewhere: Figures = {}
     for row in rows:
+        benchmark = _paper_benchmark(experiment, row)
+        is_same = benchmark == row.benchmark
+        sets = {column for column, _ in measured[label(row)]}
         for column, metric in measured[label(row)]:
-            benchmark = _paper_benchmark(experiment, row)
-            figure = paper.figure(
-                experiment.tables, benchmark, row.paper_backbone, row.paper or row.name, column, metric
-            )
+            key = (experiment.tables, benchmark, row.paper_backbone, row.paper or row.name, column, metric)
+            over = is_same and column in ("near", "far")  # the sets that are here
+            figure = paper.group_figure(*key, sets) if over else paper.figure(*key)
             if figure is not None and metric != "seconds":  # those are of another machine
-                (same if benchmark == row.benchmark else elsewhere)[label(row), column, metric] = figure
+                (same if is_same else elsewhere)[label(row), column, metric] = figure
     return same, elsewhere
 
 

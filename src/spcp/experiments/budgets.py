@@ -29,6 +29,7 @@ class Budget:
     stand_in: str | None = None  # the benchmark that all experiments run on; None: the paper's
     audio: str = "spoken-digits"
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by benchmark, where not the paper's
+    methods: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # by method, where those do not suit it
     tunes: bool = True  # choose rho_norm by the paper's rule; otherwise take the paper's, where it has one
     grid: tuple[float, ...] = GRID
     betas: tuple[float, ...] = BETAS
@@ -60,6 +61,7 @@ BUDGETS: Mapping[str, Budget] = {
             "kinetics-sound": {**_PAPER, "network": "resnet18", "epochs": 100, "batch_size": 128, "lr": 0.1},
         },
         tunes=False,
+        lengths=(30, 100),
         variants={name: {"ResNet-18": {}} for name in ("cifar10", "cifar100", "imagenet200")},
     ),
     "cpu": Budget(
@@ -71,6 +73,7 @@ BUDGETS: Mapping[str, Budget] = {
             "imagenet200": {"width": 16, "images": 20_000, "epochs": 10},
             "spoken-digits": {"network": "audio_cnn", "width": 16, "epochs": 30},
         },
+        methods={"cider": {"batch_size": 512, "lr": 0.5}, "umap": {"lr": 0.1}},  # their own
         grid=(0.1, 0.3, 0.5, 1.0, 2.0, 3.0),
         backbones={
             "ResNet-18": ("whitened CNN", {}),
@@ -95,6 +98,7 @@ BUDGETS: Mapping[str, Budget] = {
         5,
         stand_in="digits",
         settings={"digits": _SMALL, "spoken-digits": {"network": "audio_cnn", "width": 8, "epochs": 20}},
+        methods={"logitnorm": {"epochs": 60}},  # it learns slowly
         backbones={
             "ResNet-18": ("CNN of width 8", {}),
             "WideResNet-28-10": (

@@ -14,7 +14,7 @@ from ..report.figures import FAR, ID, NEAR, Drawn, axes_of
 from ..report.study import Arm, EvaluatedRun, Study, gather
 from ..runs import Run
 from .catalogue import label, rows_of
-from .findings import PREDICTORS, SCALES, cases_of, curves_of, gains_by_norm
+from .findings import PREDICTORS, SCALES, cases_of, curves_of, gains_by_length, gains_by_norm
 from .lab import Lab, Row
 from .measures import GROUPS
 from .outcome import Outcome
@@ -187,6 +187,23 @@ def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
     return figure, "Each dot is a network and a seed: the gain of SPCP with rho_norm auto, against the plain network's."
 
 
+def lengths(lab: Lab | None, outcome: Outcome) -> Drawn:
+    """Draw the gain over plain training of the same length, against the epochs."""
+    styles = {"near": "-", "far": "--"}
+    with axes_of(1, 1, 4.6, 3.0) as (figure, axes):
+        axis = axes[0][0]
+        found = gains_by_length(outcome.values)
+        names = list(dict.fromkeys(name for name, _ in found))
+        for (name, group), points in found.items():
+            look = {"marker": "o", "ms": 3, "color": figures.ARM_COLOURS[names.index(name) % 4], "ls": styles[group]}
+            axis.plot(*zip(*sorted(points), strict=True), label=f"{name}, {group}", **look)
+        axis.axhline(0, lw=0.5, color=figures.INK)
+        axis.set_xlabel("epochs")
+        axis.set_ylabel("gain of AUROC")
+        axis.legend(frameon=False, fontsize=8)
+    return figure, "Gain of SPCP over plain training of the same length (AUROC of energy), mean over seeds."
+
+
 FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {
     "curves": curves,
     "patterns": patterns,
@@ -195,5 +212,6 @@ FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {
     "norms": norms,
     "scales": scales,
     "prediction": prediction,
+    "lengths": lengths,
 }
-FROM_NUMBERS = ("curves", "norms", "scales", "prediction")  # those that need no runs
+FROM_NUMBERS = ("curves", "norms", "scales", "prediction", "lengths")  # those that need no runs

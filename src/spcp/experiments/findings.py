@@ -203,7 +203,11 @@ def cases_of(measured: Values) -> list[Case]:
     for kind in curves_of(measured):
         rows = {row.removeprefix(f"{kind} "): by for row, by in measured.items() if row.rpartition(" ")[0] == kind}
         values = {name: by for name, by in rows.items() if name.startswith("rho_norm=")}
-        area = {name: float(np.mean(list(by["validation", "AUROC"].values()))) for name, by in values.items()}
+        told_by = [by["validation", "AUROC"] for by in values.values()]
+        shared = set.intersection(*(set(by_seed) for by_seed in told_by))
+        if not shared:
+            continue
+        area = {name: np.mean([by["validation", "AUROC"][seed] for seed in shared]) for name, by in values.items()}
         amounts = {"chosen": rows[max(area, key=lambda name: area[name])]}
         amounts |= {text: rows[name] for text, name in (("auto", "auto"), ("3", "rho_norm=3")) if name in rows}
         plain = rows["plain"]
@@ -233,17 +237,28 @@ def prediction(measured: Values) -> tuple[str, ...]:
             continue
         y = np.array([case.gains[amount] for case in known])
         kinds = len({case.kind for case in known})
-        told = []
+        told, right = [], {}
         for name, (_, bound) in PREDICTORS.items():
             x = np.array([case.told.get(name, np.nan) for case in known])
             if not np.isnan(x).any():
-                right = "" if bound is None else f"right in {int(((x > bound) == (y > 0)).sum())}, "
-                told.append(f"{name}: {right}rank correlation {_rank(x, y):+.2f}")
+                right[name] = int(((x > bound) == (y > 0)).sum()) if bound is not None else _best_split(x, y > 0)
+                hindsight = "" if bound is not None else " with a bound chosen in hindsight"
+                told.append(f"{name}: right in {right[name]}{hindsight}, rank correlation {_rank(x, y):+.2f}")
+        usual = max(int((y > 0).sum()), int((y <= 0).sum()))
+        best = max(right, key=lambda name: right[name])
         sentences.append(
             f"with rho_norm {text} AUROC rises in {int((y > 0).sum())} of {len(y)} cases (a seed of one of {kinds} "
-            f"kinds of networks), by {y.min():+.1f} to {y.max():+.1f} points. Foretold by {'; by '.join(told)}."
+            f"kinds of networks), by {y.min():+.1f} to {y.max():+.1f} points. Foretold by {'; by '.join(told)}. Always "
+            f"saying {'yes' if 2 * (y > 0).sum() >= len(y) else 'no'} is right in {usual}, so "
+            + (f"{best} is the best sign." if right[best] > usual else "none of these is enough.")
         )
     return tuple(sentences)
+
+
+def _best_split(x: np.ndarray, is_up: np.ndarray) -> int:
+    """Return in how many cases the best bound on x, in either direction, tells whether AUROC rises."""
+    above = [(x > bound) == is_up for bound in (-np.inf, *x)]
+    return max(max(int(right.sum()), len(x) - int(right.sum())) for right in above)
 
 
 def _rank(x: np.ndarray, y: np.ndarray) -> float:
@@ -253,19 +268,49 @@ def _rank(x: np.ndarray, y: np.ndarray) -> float:
 
 def lengths(measured: Values) -> tuple[str, ...]:
     """Tell the gain of SPCP at each length of training, over the seeds that both have."""
+    return tuple(
+        f"{name}, {group} sets, gain of AUROC over plain training: "
+        + ", ".join(f"{gain:+.1f} after {epochs} epochs" for epochs, gain in points)
+        + "."
+        for (name, group), points in gains_by_length(measured).items()
+    )
+
+
+def augmentation(measured: Values) -> tuple[str, ...]:
+    """Tell the gain of SPCP with and without augmentation, and how closely the plain networks fit their data."""
     sentences = []
-    for row, by in measured.items():
-        name, _, epochs = row.partition(" for ")
-        plain = measured.get(f"Vanilla for {epochs}", {})
-        gains = []
-        for group in ("near", "far"):
-            ours, theirs = by.get((group, "AUROC"), {}), plain.get((group, "AUROC"), {})
-            seeds = ours.keys() & theirs.keys()
-            if seeds:
-                gains.append(f"{group} {np.mean([ours[seed] - theirs[seed] for seed in seeds]):+.1f}")
-        if name != "Vanilla" and gains:
-            sentences.append(f"{row}: gain of AUROC {', '.join(gains)}.")
+    for suffix, what in (("", "augmented"), (" not augmented", "not augmented")):
+        plain = measured.get(f"Vanilla{suffix}")
+        if plain is None:
+            continue
+        told = [f"training loss {np.mean(list(plain['training', 'loss'].values())):.3f}"]
+        for name in ("SPCP", "SPCP rho_norm=3"):
+            gains = [_gain(measured.get(name + suffix, {}), plain, group) for group in ("near", "far")]
+            if None not in gains:
+                told.append(f"{name} {', '.join(f'{g} {x:+.1f}' for g, x in zip(('near', 'far'), gains, strict=True))}")
+        sentences.append(f"{what}: {'; '.join(told)} (gain of AUROC over plain training).")
     return tuple(sentences)
+
+
+def _gain(
+    ours: Mapping[Measure, Mapping[int, float]], plain: Mapping[Measure, Mapping[int, float]], group: str
+) -> float | None:
+    """Return the mean gain of AUROC over the seeds that both have; None if there are none."""
+    rows = [by.get((group, "AUROC"), {}) for by in (ours, plain)]
+    seeds = rows[0].keys() & rows[1].keys()
+    return float(np.mean([rows[0][seed] - rows[1][seed] for seed in seeds])) if seeds else None
+
+
+def gains_by_length(measured: Values) -> dict[tuple[str, str], list[tuple[int, float]]]:
+    """Return, by method and group, the epochs and the gain of AUROC over plain training of the same length."""
+    gains: dict[tuple[str, str], list[tuple[int, float]]] = {}
+    for row, by in measured.items():
+        name, _, length = row.partition(" for ")
+        for group in ("near", "far"):
+            gain = _gain(by, measured.get(f"Vanilla for {length}", {}), group)
+            if name != "Vanilla" and gain is not None:
+                gains.setdefault((name, group), []).append((int(length.split()[0]), gain))
+    return gains
 
 
 FINDINGS: Mapping[str, Callable[[Values], tuple[str, ...]]] = {
@@ -275,5 +320,6 @@ FINDINGS: Mapping[str, Callable[[Values], tuple[str, ...]]] = {
     "scales": scales,
     "prediction": prediction,
     "training-length": lengths,
+    "augmentation": augmentation,
 }
-PARTIAL = ("scales", "prediction", "training-length")  # which also tell something of some of their rows
+PARTIAL = ("scales", "prediction", "training-length", "augmentation")  # which also tell something of some of their rows

@@ -178,7 +178,8 @@ class Lab:
 
     def config(self, row: Row, seed: int) -> Config:
         """Return the settings of a row's run: the paper's, changed by the budget and then by the row."""
-        settings = {**self.budget.settings.get(row.benchmark, {}), **row.settings}
+        budget = self.budget
+        settings = {**budget.settings.get(row.benchmark, {}), **budget.methods.get(row.method, {}), **row.settings}
         asked = settings.get("rho_norm", CHOSEN if row.method in TRUNCATING else None)
         if asked in (CHOSEN, ON_NOISE):
             settings["rho_norm"] = self.rho_norm(row.benchmark, row.method, asked)
@@ -364,9 +365,14 @@ class Lab:
         return self._open[run.folder, head]
 
     def measured(self, row: Row, seed: int, what: str, head: str | None = None) -> Mapping[str, Any]:
-        """Measure something of a row's run, see `records.measure`, unless its record holds it; with the row's head."""
-        name = f"{what} {self._head(row if head is None else dataclasses.replace(row, head=head))}"
+        """Measure something of a row's run, see `records.measure`, unless its record holds it; with the row's head.
+
+        "last epoch" is that of the training: its loss, accuracy and so on.
+        """
         record = self.record(row, seed)
+        if what == "last epoch":
+            return record.history[-1]
+        name = f"{what} {self._head(row if head is None else dataclasses.replace(row, head=head))}"
         if name in record.measured:
             return record.measured[name]["values"]
         config = self.config(row, seed)

@@ -59,6 +59,11 @@ def detection(row: Row, ask: Ask) -> dict[Measure, float]:
     return values | {("id", "ACC"): 100 * scored["accuracy"]}
 
 
+def learning(row: Row, ask: Ask) -> dict[Measure, float]:
+    """Measure as `detection` does, and the training loss of the last epoch."""
+    return detection(row, ask) | {("training", "loss"): ask("last epoch")["loss"]}
+
+
 def sparsity(row: Row, ask: Ask) -> dict[Measure, float]:
     """Measure how few weights carry the mean contributions on ID test inputs, before any truncation.
 
@@ -173,6 +178,7 @@ def _inference(trainee: tuple[Any, Any, Any], x: torch.Tensor, y: torch.Tensor) 
 
 MEASURES: Mapping[str, Callable[[Row, Ask], dict[Measure, float]]] = {
     "detection": detection,
+    "learning": learning,
     "sparsity": sparsity,
     "tails": tails,
     "norms": norms,

@@ -16,6 +16,7 @@ from .catalogue import Claim
 from .measures import GROUPS, HIGHER, Measure, Values
 
 PAPER_SEEDS = 3
+POINTS = 2.0  # of accuracy that LogitNorm, which learns slowly, may lose to plain training and still count as trained
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,18 @@ class Outcome:
     def rows(self) -> tuple[str, ...]:
         """List the rows, in order."""
         return tuple(dict.fromkeys(cell.row for cell in self.cells))
+
+    @property
+    def unlearnt(self) -> Mapping[str, float]:
+        """Return the rows of LogitNorm that are far below plain accuracy, with theirs: they are not reported."""
+        accuracy = {cell.row: cell.mean for cell in self.cells if (cell.column, cell.metric) == ("id", "ACC")}
+        plain = max((accuracy[row] for row in ("Energy", "Vanilla") if row in accuracy), default=0.0)
+        return {row: share for row, share in accuracy.items() if "LogitNorm" in row and share < plain - POINTS}
+
+    @property
+    def learnt(self) -> tuple[str, ...]:
+        """List the rows that are reported, in order."""
+        return tuple(row for row in self.rows if row not in self.unlearnt)
 
     @property
     def measures(self) -> tuple[Measure, ...]:

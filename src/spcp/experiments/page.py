@@ -9,7 +9,7 @@ from typing import Any
 from ..report import page
 from ..report.figures import Drawn
 from .measures import GROUPS, Measure
-from .outcome import Cell, Gain, Outcome
+from .outcome import POINTS, Cell, Gain, Outcome
 
 FIRST = ("AUROC", "FPR95", "ACC")  # metrics of which the first table shows the groups, and others the single sets
 
@@ -50,7 +50,7 @@ def tables(outcome: Outcome, *, brief: bool = False) -> list[dict[str, Any]]:
             "title": title,
             "columns": [heading for heading, _ in columns],
             "lines": [
-                (row_text(outcome, row), [texts[i] for _, texts in columns]) for i, row in enumerate(outcome.rows)
+                (row_text(outcome, row), [texts[i] for _, texts in columns]) for i, row in enumerate(outcome.learnt)
             ],
         }
         for title, measures in titled.items()
@@ -71,7 +71,7 @@ def _columns(
     """List the columns of a table: a heading, and what stands in each row."""
     columns = []
     for measure in measures:
-        cells = [outcome.cell(row, *measure) for row in outcome.rows]
+        cells = [outcome.cell(row, *measure) for row in outcome.learnt]
         columns.append((" ".join(measure), [write_cell(cell) for cell in cells]))
         if any(cell.elsewhere for cell in cells if cell):
             heading = f"{' '.join(measure)}, the paper's on {outcome.about['paper']}"
@@ -92,7 +92,7 @@ def row_text(outcome: Outcome, row: str) -> str:
 def records(outcome: Outcome) -> list[dict[str, Any]]:
     """Return the paper's table, method by column: ours, its deviation over seeds, and the paper's."""
     lines = []
-    for row in outcome.rows:
+    for row in outcome.learnt:
         line: dict[str, Any] = {"row": row, "seeds": len(outcome.seeds(row))}
         for measure in main_measures(outcome):
             cell, name = outcome.cell(row, *measure), " ".join(measure)
@@ -135,9 +135,19 @@ def about(outcome: Outcome) -> str:
     precision = f", {facts['precision']}" if "precision" in facts else ""
     return (
         f"`{facts['command']}`: {facts['data']}, {facts['images']} training samples, {network}, {facts['epochs']} "
-        f"epochs{loss}{rho_norm}; {facts['seeds']} seeds; {facts['machine']}{precision}; {facts['date']}; "
-        f"{facts['versions']}." + ("".join(f" {facts[key]}" for key in ("missing", "unlearnt") if key in facts))
+        f"epochs{loss}{rho_norm}; {facts['seeds']} seed{'s' if facts['seeds'] > 1 else ''}; "
+        f"{facts['machine']}{precision}; {facts['date']}; {facts['versions']}."
+        + "".join(f" {text}" for text in lacking(outcome))
     )
+
+
+def lacking(outcome: Outcome) -> list[str]:
+    """Say which rows are missing, and which are not reported."""
+    missing = [outcome.about["missing"]] if "missing" in outcome.about else []
+    if not outcome.unlearnt:
+        return missing
+    listed = ", ".join(f"{row} {accuracy:.1f} %" for row, accuracy in outcome.unlearnt.items())
+    return [*missing, f"Not reported, because more than {POINTS:g} points of accuracy are missing: {listed}."]
 
 
 def cell_text(cell: Cell | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import functools
+from collections.abc import Collection
 from importlib import resources
 from typing import NamedTuple
 
@@ -23,6 +24,7 @@ SETS = {
     "inaturalist": "iNaturalist",
     "openimage_o": "OpenImage-O",
 }
+NEAR = {"CIFAR-10", "CIFAR-100", "TIN", "SSB-hard", "NINCO"}  # the other sets are far-OOD
 
 
 class Figure(NamedTuple):
@@ -63,3 +65,26 @@ def figure(
             if key in figures():
                 return figures()[key]
     return None
+
+
+def group_figure(
+    tables: tuple[str, ...], benchmark: str, backbone: str, method: str, group: str, metric: str, sets: Collection[str]
+) -> Figure | None:
+    """Return the paper's mean over those sets of a group that are named, so that means are over the same sets.
+
+    Its own mean of the group, with the deviation, if all of its sets are; None if it has no figures of single sets.
+
+    >>> far = ("appendix-r2",), "cifar10", "ResNet-18", "SPCP", "far", "FPR95"
+    >>> group_figure(*far, ["mnist", "svhn", "texture", "places365"])
+    Figure(mean=20.54, std=0.67)
+    >>> round(group_figure(*far, ["mnist", "svhn", "texture"]).mean, 2)
+    18.57
+    """
+    name, here = BENCHMARKS.get(benchmark, benchmark), {SETS.get(column, column) for column in sets}
+    listed = {column for _, where, _, _, column, _ in figures() if where == name and column in SETS.values()}
+    members = {column for column in listed if (column in NEAR) == (group == "near")}
+    if members <= here:
+        return figure(tables, benchmark, backbone, method, group, metric)
+    single = [figure(tables, benchmark, backbone, method, column, metric) for column in sorted(members & here)]
+    known = [each.mean for each in single if each]
+    return Figure(sum(known) / len(known), None) if known and len(known) == len(single) else None
