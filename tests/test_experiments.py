@@ -82,6 +82,7 @@ def test_smoke(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     records = list(csv.DictReader(io.StringIO((made / "results.csv").read_text())))
     assert len(records) == len(outcome.cells)
     assert not outcome.claims  # nothing is learnt in four steps
+    assert not outcome.findings
     assert outcome.about["command"] == f"spcp reproduce {name} --budget smoke --seeds 1"
     page, text = html.unescape((made / "report.html").read_text()), (made / "report.md").read_text()
     assert outcome.title in page
@@ -120,6 +121,17 @@ class TestRecords:
         facts = json.loads(outcome.json())["about"]
         assert {key: facts.get(key) for key in same} == {key: with_weights.about.get(key) for key in same}
         assert not any(path.name != "record.json" for path in records.rglob("*") if path.is_file())
+
+    def test_the_machine_is_the_one_that_trained(self, records: Path, tmp_path: Path) -> None:
+        shutil.copytree(records, tmp_path / "records")
+        path = tmp_path / "records/smoke/runs/digits/plain/seed-0/record.json"
+        path.write_text(path.read_text().replace('"device":"', '"device":"another than '))
+        options = {"seeds": 1, "trained_only": True, "log": lambda _: None}
+        outcome = reproduce("audio", "smoke", tmp_path, records=tmp_path / "records", **options)  # type: ignore[arg-type]
+        assert "another than" not in outcome.about["machine"]  # tones
+        outcome = reproduce("scores", "smoke", tmp_path, records=tmp_path / "records", **options)  # type: ignore[arg-type]
+        assert outcome.about["machine"].count("another than") == 1
+        assert len(outcome.about["trained with"]) == 2  # plain and SPCP
 
     def test_they_are_small(self, records: Path) -> None:
         sizes = [path.stat().st_size for path in records.rglob("record.json")]
@@ -763,7 +775,9 @@ def test_the_plain_network_tells_whether_spcp_helps() -> None:
     assert "with rho_norm chosen on validation data AUROC rises in 1 of 3 cases" in chosen
     assert "by -5.0 to +20.0 points" in chosen
     assert f"by {longer}: right in 3, rank correlation +1.00" in chosen
-    assert "by the share of positive contributions: rank correlation +0.00" in chosen  # it is the same everywhere
+    same = "by the share of positive contributions: right in 2 with a bound chosen in hindsight, rank correlation +0.00"
+    assert same in chosen  # it is the same everywhere
+    assert f"Always saying no is right in 2, so {longer} is the best sign." in chosen
     assert "with rho_norm 3 AUROC rises in 1 of 3 cases" in three
 
 

@@ -15,7 +15,7 @@ import torch
 from .. import __version__
 from ..config import Config
 from ..engines.runs import Engine
-from ..environment import environment, machine
+from ..environment import described, environment, machine
 from ..errors import InputError
 from ..methods import METHODS
 from ..progress import track
@@ -234,6 +234,7 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
     command += ["--trained"] if lab.trained_only else []
     loss = lab.final_loss(next((row for row in rows if row.method == "plain"), None))
     settings = list(dict.fromkeys(row.setting for row in rows))
+    trained = [] if EXPERIMENTS[name].measure == "time" else lab.trained_with(rows)
     shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
     return {
         "command": shlex.join(command),
@@ -245,9 +246,10 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
         **({} if loss is None else {"training loss of the plain network": loss}),
         **({"settings": settings} if settings != [""] else {}),
         "seeds": len(lab.seeds) if not lab.trained_only else max(len(lab.seeds_of(row)) for row in rows),
-        "machine": machine(),
+        "machine": "; ".join(dict.fromkeys(map(described, trained))) or machine(),
         "date": datetime.date.today().isoformat(),
         "precision": config.precision,
         "environment": environment(),
+        **({"trained with": trained} if trained else {}),
         "versions": f"spcp {__version__}, torch {torch.__version__}",
     }

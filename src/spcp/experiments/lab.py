@@ -340,6 +340,12 @@ class Lab:
         losses = [self.record(row, seed).history[-1]["loss"] for seed in seeds if row is not None]
         return float(sum(losses)) / len(losses) if losses else None
 
+    def trained_with(self, rows: Sequence[Row]) -> list[dict[str, Any]]:
+        """List the environments that the runs of rows were trained in, each once."""
+        records = [self.record(row, seed) for row in rows for seed in self.seeds_of(row)]
+        found = [{key: value for key, value in e.items() if key != "epoch"} for r in records for e in r.environment]
+        return list({repr(environment): environment for environment in found}.values())
+
     def evaluation(self, row: Row, seed: int) -> Evaluation:
         """Return the evaluation of a row's run, with the head that the row scores with."""
         return self._evaluation(self.run(row, seed), self._head(row))
