@@ -159,8 +159,7 @@ def judged(outcome: Outcome) -> Outcome:
     Those about rows that are not there are left out, and, where one value was trained, those about the value chosen.
     """
     facts, learnt = outcome.about, {row: values for row, values in outcome.values.items() if row in outcome.learnt}
-    theirs = {(cell.row, cell.column, cell.metric): cell.paper or cell.elsewhere for cell in outcome.cells}
-    means = {key: figure[0] for key, figure in theirs.items() if figure}
+    means = {(cell.row, cell.column, cell.metric): cell.paper[0] for cell in outcome.cells if cell.paper}
     claims = claims_of(
         outcome.name, BUDGETS[outcome.budget], facts.get("rho_norm", 0.0), facts.get("settings") or ("",)
     )
@@ -234,7 +233,8 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
     command += ["--trained"] if lab.trained_only else []
     loss = lab.final_loss(next((row for row in rows if row.method == "plain"), None))
     settings = list(dict.fromkeys(row.setting for row in rows))
-    trained = [] if EXPERIMENTS[name].measure == "time" else lab.trained_with(rows)
+    is_timed = EXPERIMENTS[name].measure == "time"  # in float32, without runs
+    trained = [] if is_timed else lab.trained_with(rows)
     shown = {"network": config.network, "width": config.width, "epochs": config.epochs, "augment": config.augment}
     return {
         "command": shlex.join(command),
@@ -248,7 +248,7 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
         "seeds": len(lab.seeds) if not lab.trained_only else max(len(lab.seeds_of(row)) for row in rows),
         "machine": "; ".join(dict.fromkeys(map(described, trained))) or machine(),
         "date": datetime.date.today().isoformat(),
-        "precision": config.precision,
+        "precision": "32-true" if is_timed else config.precision,
         "environment": environment(),
         **({"trained with": trained} if trained else {}),
         "versions": f"spcp {__version__}, torch {torch.__version__}",

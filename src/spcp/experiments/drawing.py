@@ -110,7 +110,7 @@ def _study(lab: Lab | None, outcome: Outcome) -> Study:
 
 def summary(outcome: Outcome, arms: Mapping[str, str], title: str) -> Drawn:
     """Draw AUROC set by set for some rows, named by `arms`: mean and deviation over seeds."""
-    sets = [name for name, metric in outcome.measures if metric == "AUROC"]
+    sets = sorted((name for name, metric in outcome.measures if metric == "AUROC"), key=lambda name: name in GROUPS)
     with axes_of(1, 1, 7.2, 2.8) as (figure, axes):
         axis = axes[0][0]
         for i, (row, name) in enumerate(arms.items()):

@@ -29,7 +29,7 @@ def context(outcome: Outcome, pictures: Mapping[str, str], *, level: int = 1, br
         "about": about(outcome),
         "tables": tables(outcome, brief=brief),
         "pictures": pictures,
-        "gain": lambda gain: gain_text(gain, outcome),
+        "gain": gain_text,
         "heading": "#" * level,
     }
 
@@ -176,13 +176,12 @@ def number_text(mean: float, deviation: float | None, digits: int | None = None)
     return f"{mean:.{digits}f}" + ("" if deviation is None else f" ±{deviation:.{digits}f}")
 
 
-def gain_text(gain: Gain, outcome: Outcome) -> str:
+def gain_text(gain: Gain) -> str:
     """Write a difference between two rows, with its interval and its verdict, and the paper's."""
     digits = 1 if gain.metric in (*FIRST, "tail overlap") else 3
     mean, interval = gain.difference.mean, gain.difference.interval
     shown = "one seed" if interval is None else f"{interval[0]:+.{digits}f} to {interval[1]:+.{digits}f}"
-    where = f" on {outcome.about['paper']}" if "paper" in outcome.about else ""
-    paper = "" if gain.paper is None else f"; paper {gain.paper:+.{digits}f}{where}"
+    paper = "" if gain.paper is None else f"; paper {gain.paper:+.{digits}f}"
     return (
         f"{gain.difference.verdict.value}: {gain.row} over {gain.other}, {gain.column} {gain.metric} "
         f"{mean:+.{digits}f} ({shown}{paper})"

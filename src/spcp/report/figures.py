@@ -76,7 +76,7 @@ def sorted_matrices(arms: Sequence[Arm]) -> Drawn | None:
         for axis, (name, pattern), matrix in zip(axes[0], patterns, matrices, strict=True):
             image = axis.imshow(matrix, aspect="auto", cmap="cividis", vmin=-limit, vmax=limit, interpolation="nearest")
             share = pattern.sparsity().top_1_percent
-            axis.set_title(f"{name}\ntop 1 % of weights: {100 * share:.0f} %")
+            axis.set_title(f"{name}\ntop 1 % of weights: {100 * share:.1f} %")
             axis.set_xlabel("weights of a class, largest first")
         axes[0][0].set_ylabel("class")
         figure.colorbar(image, ax=list(axes[0]), label="mean contribution")
