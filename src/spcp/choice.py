@@ -52,7 +52,7 @@ class Candidate:
     def mean(self, by: By) -> float:
         """Return the mean over the given OOD sets and that over the proxies, averaged: they count as one half each.
 
-        Given sets show one kind of outlier, often a near one; proxies rank scores as far-OOD sets do.
+        Given sets show one kind of outlier, often a near one; proxies are a check on others.
         """
         means = [self.mean_of(by, given) for given in (True, False) if any(t.given is given for t in self.trials)]
         return sum(means) / len(means)
