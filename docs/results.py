@@ -29,7 +29,14 @@ ROOT = DOCS.parent
 KEPT = DOCS / "results"
 BUDGET = {"Digits": "small", "CIFAR-10": "cpu", "CIFAR-100": "cpu"}  # by setting, a column each
 MAIN = {"Digits": "cifar10", "CIFAR-10": "cifar10", "CIFAR-100": "cifar100"}  # the experiment with every method
-TITLES = {"digits": "Digits", "cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "spoken-digits": "Spoken digits"}
+TITLES = {
+    "digits": "Digits",
+    "cifar10": "CIFAR-10",
+    "cifar100": "CIFAR-100",
+    "spoken-digits": "Spoken digits",
+    "photos": "Photos",
+    "embeddings": "Embeddings",
+}
 SAME = {"small": ("cifar100", "imagenet200", "hyperparameters"), "cpu": ("hyperparameters",)}  # as other names
 MARKS = ("<!-- results, by docs/results.py -->", "<!-- end of results -->")  # in the README
 CONVENTION = "FPR95 is OpenOOD's: the share of ID samples that are flagged when 95 % of the OOD samples are."
