@@ -3,6 +3,8 @@
 import ast
 import importlib.metadata
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -82,3 +84,14 @@ def test_the_documented_installation_suffices_for_the_examples(path: Path) -> No
             assert brought & there, f"{path.name} imports {name}, which '.[examples]' does not bring"
     assert "accelerate" in closure("examples")
     assert "pip install '.[examples]'" in (ROOT / "README.md").read_text()
+
+
+def test_the_oldest_versions_are_tried_of_all_that_has_a_bound(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    file = ".venv-lowest/constraints.txt"
+    subprocess.run(["make", "-s", file], cwd=tmp_path, check=True)
+    wanted = {*PROJECT["dependencies"], *(own for extra in EXTRAS.values() for own in extra if ">=" in own)}
+    lowest = {re.sub(r"\[.*\]", "", own).replace(">=", "==") for own in wanted}
+    assert sorted(lowest) == sorted((tmp_path / file).read_text().splitlines())
+    assert "ray==2.60" in lowest
