@@ -17,9 +17,10 @@ INSTRUCTION_SETS = ("default", "avx2", "avx512")  # each can run the libraries o
 
 @functools.cache
 def instruction_set() -> str:
-    """The best instruction set that both the kernels and this processor have.
+    """The best instruction set that both the kernels and torch may use.
 
-    It follows torch, and so `ATEN_CPU_CAPABILITY`: that variable limits both.
+    It follows torch, and so `ATEN_CPU_CAPABILITY`. Torch obeys that variable without a look at the processor: a set
+    that the processor lacks ends the process.
     """
     name = torch.backends.cpu.get_cpu_capability().lower()
     return name if name in INSTRUCTION_SETS else "default"
