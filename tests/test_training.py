@@ -328,6 +328,10 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
         training.train(config, tmp_path / "r", benchmark=dataclasses.replace(corners, train=None))
     with pytest.raises(InputError, match='strategy "fsdp": is for several processes; start them with torchrun'):
         training.train(config, tmp_path / "r", benchmark=corners, strategy="fsdp")
+    if not torch.accelerator.is_available():
+        half = dataclasses.replace(config, precision="16-mixed")
+        with pytest.raises(InputError, match="precision 16-mixed: cannot be computed on this device, bf16-mixed can"):
+            training.train(half, tmp_path / "r", benchmark=corners)
     small = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 3))
     with pytest.raises(InputError, match="the network has 3 outputs, but corners has 4 classes"):
         training.train(config, tmp_path / "r", benchmark=corners, network=small)
