@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -74,11 +75,47 @@ def test_a_run_records_what_it_was_computed_with(tmp_path: Path, monkeypatch: py
     assert run.config.precision == training_run.PRECISION
     training.train(config, run.folder, benchmark=data, until=2)
     assert len(run.environment) == 1  # on the same machine
-    monkeypatch.setattr("spcp.environment.__version__", "9.9")
+    monkeypatch.setattr("spcp.environment.version", lambda: "9.9")
     training.train(config, run.folder, benchmark=data)
     first, second = run.environment
     assert (first["epoch"], second["epoch"], second["spcp"]) == (0, 2, "9.9")
     assert first["spcp"] != "9.9"
+
+
+def test_the_kernels_on_record_are_those_that_were_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in compiled.INSTRUCTION_SETS:
+        monkeypatch.setattr(native, "_library", SimpleNamespace(_name=f"/a_b/_kernels_{name}.cpython-311.so"))
+        assert environment.environment()["kernels"] == name
+    monkeypatch.setattr(native, "_library", None)
+    assert environment.environment()["kernels"] == "not compiled"
+
+
+def test_the_version_on_record_names_the_commit() -> None:
+    root = Path(__file__).parent.parent
+    if not (root / ".git").exists():
+        pytest.skip("not a clone")
+    head = ["git", "-C", str(root), "rev-parse", "--short", "HEAD"]
+    commit = subprocess.run(head, capture_output=True, text=True, check=True).stdout.strip()
+    assert f" at {commit}" in str(environment.environment()["spcp"])
+
+
+def test_limits_and_processes_are_on_record_where_there_are_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    assert environment.environment().keys() == environment.KINDS.keys()
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
+    record = environment.environment()
+    assert (record["onednn_limit"], record["processes"]) == ("avx2", 2)
+
+
+def test_a_limit_that_is_set_now_is_not_asked_of_older_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ONEDNN_MAX_CPU_ISA", raising=False)
+    config, data = training_run.config("plain", 1), training_run.benchmark(48)
+    run = training.train(config, tmp_path / "r", benchmark=data)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    (record,) = run.environment
+    assert "onednn_limit" not in record
 
 
 def test_the_default_precision_does_not_depend_on_the_processor() -> None:

@@ -48,3 +48,8 @@ def load_library(stem: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.C
         warnings.warn(f"spcp runs without its compiled {stem.name}, slowly: {error}. Install it anew.", stacklevel=2)
         return None
     return library
+
+
+def instruction_set_of(library: ctypes.CDLL) -> str:
+    """Return the instruction set that a library was built for, which its file name ends in."""
+    return Path(library._name).name.partition(".")[0].rpartition("_")[2]
