@@ -318,6 +318,25 @@ def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> 
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize(("precision", "rounds"), [("32-true", False), ("bf16-mixed", True)])
+def test_float32_is_not_rounded_to_tf32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, rounds: bool
+) -> None:
+    """Which is a setting of torch for GPUs alone, and afterwards as it was."""
+    seen = []
+    predict = methods.Method.predict
+
+    def look(*arguments: Any) -> torch.Tensor:
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return predict(*arguments)
+
+    monkeypatch.setattr(methods.Method, "predict", look)
+    config = dataclasses.replace(training_run.config("plain", 1), precision=precision)
+    training.train(config, tmp_path / "r", benchmark=training_run.benchmark(48))
+    assert set(seen) == {rounds}
+    assert torch.backends.cudnn.allow_tf32
+
+
 def test_bad_data_and_folders(tmp_path: Path) -> None:
     corners, config = training_run.benchmark(48), training_run.config("mos", 1)
     assert isinstance(corners.train, data.TensorSet)

@@ -87,7 +87,7 @@ def train(
         given["custom_method"] = f"{type(method).__name__}({method.options}, {method.truncation})"
     fabric = _launched(config, strategy, loggers)
     state = TrainingState(Path(folder).expanduser(), config, fabric.is_global_zero, given)
-    with locked(state.folder) if state.writes else contextlib.nullcontext():
+    with locked(state.folder) if state.writes else contextlib.nullcontext(), _exact(config.precision):
         return _train(state, fabric, benchmark, network, method, strategy, until)
 
 
@@ -310,6 +310,20 @@ def _launched(config: Config, strategy: Any, loggers: Any) -> Any:
         )
     fabric.launch()
     return fabric
+
+
+@contextlib.contextmanager
+def _exact(precision: str) -> Iterator[None]:
+    """Keep NVIDIA GPUs from TF32 in a training in float32: it is their default for convolutions, with 10 bits of 23."""
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    rounds = precision == "32-true" and convolutions.fp32_precision == "tf32"
+    if rounds:
+        torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if rounds:
+            torch.backends.cudnn.allow_tf32 = True
 
 
 def _sharded() -> Any:
