@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,25 @@ def test_kernels_are_chosen_at_run_time(limit: str) -> None:
     assert limited["kernels"] == limit
     assert f"_kernels_{limited['kernels']}." in str(limited["library"])
     assert limited["numbers"] == pytest.approx(usual["numbers"], rel=1e-5)
+
+
+@pytest.mark.skipif(not native.available(), reason="no C compiler when spcp was installed")
+def test_the_next_best_library_is_loaded_if_one_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "instruction_set", lambda: "avx2")
+    (whole,) = KERNELS.glob("_kernels_default.*")
+    suffix = whole.name.partition(".")[2]
+    intact = tmp_path / f"_kernels_default.{suffix}"
+    shutil.copy(whole, intact)
+    (tmp_path / f"_kernels_avx2.{suffix}").write_bytes(b"damaged")
+    stem = tmp_path / "_kernels"
+    with pytest.warns(UserWarning, match=r"spcp runs without _kernels_avx2\..*, more slowly: .* Install it anew"):
+        library = compiled.load_library(stem, {"spcp_clip": []})
+    assert library is not None
+    assert compiled.instruction_set_of(library) == "default"
+    with pytest.warns(UserWarning, match="spcp runs without") as warned:
+        assert compiled.load_library(stem, {"spcp_of_another_version": []}) is None
+    assert len(warned) == 2
+    assert compiled.load_library(tmp_path / "_other", {}) is None
 
 
 @pytest.mark.skipif(not native.available(), reason="no C compiler when spcp was installed")
