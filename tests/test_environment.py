@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,21 +19,27 @@ import training_run
 from spcp import compiled, config_for, environment, training
 from spcp.config import Config
 from spcp.contributions import native
+from spcp.data import native as pixels
 
 KERNELS = Path(native.__file__).parent
+LIBRARIES = {"_kernels": KERNELS, "_pixels": Path(pixels.__file__).parent}  # where each is
 LOOK = """
 import json, torch
 from spcp.contributions import clip_contributions, contribution_quantile, native
+from spcp.data import native as pixels
 from spcp.environment import environment
 torch.manual_seed(0)
 h, W, b = torch.randn(130, 64), torch.randn(600, 64), torch.randn(600)
 numbers = [clip_contributions(x, W, b, 0.5).double().sum().item() for x in (h[:3], h)]
 numbers.append(contribution_quantile(h, W, 0.9).double().sum().item())
-print(json.dumps({"library": native._library and native._library._name, "numbers": numbers, **environment()}))
+images, ones = torch.randint(256, (5, 3, 16, 16), dtype=torch.uint8), torch.ones(3)
+numbers.append(pixels.crop(images, None, None, 0, 0.1 * ones, 0.3 * ones).double().sum().item())
+libraries = [each._library and each._library._name for each in (native, pixels)]
+print(json.dumps({"libraries": libraries, "numbers": numbers, **environment()}))
 """
 
 
-def look(**changes: str) -> dict[str, object]:
+def look(**changes: str) -> dict[str, Any]:
     """What a new process computes with."""
     free = {name: value for name, value in os.environ.items() if name != "ATEN_CPU_CAPABILITY"}
     code = subprocess.run([sys.executable, "-c", LOOK], env=free | changes, capture_output=True, check=True)
@@ -46,11 +53,12 @@ def test_kernels_are_chosen_at_run_time(limit: str) -> None:
     if not list(KERNELS.glob(f"_kernels_{limit}*")):
         pytest.skip(f"no kernels for {limit} on this kind of processor")
     usual = look()
-    if compiled.INSTRUCTION_SETS.index(limit) > compiled.INSTRUCTION_SETS.index(str(usual["kernels"])):
+    if compiled.INSTRUCTION_SETS.index(limit) > compiled.INSTRUCTION_SETS.index(usual["kernels"]):
         pytest.skip(f"this processor has no {limit}, and torch would use it all the same")
     limited = look(ATEN_CPU_CAPABILITY=limit)
     assert limited["kernels"] == limit
-    assert f"_kernels_{limited['kernels']}." in str(limited["library"])
+    loaded = [Path(path).name.partition(".")[0] for path in limited["libraries"]]
+    assert loaded == [f"{stem}_{limit}" for stem in LIBRARIES]
     assert limited["numbers"] == pytest.approx(usual["numbers"], rel=1e-5)
 
 
@@ -77,7 +85,8 @@ def test_the_next_best_library_is_loaded_if_one_is_damaged(tmp_path: Path, monke
 def test_libraries_hold_no_wider_instructions(tmp_path: Path) -> None:
     """What is loaded on a processor without AVX-512, or without AVX, has no such instruction anywhere."""
     for name, wide in (("default", ("%ymm", "%zmm")), ("avx2", ("%zmm",))):
-        for path in KERNELS.glob(f"_kernels_{name}.*"):
+        paths = [path for stem, folder in LIBRARIES.items() for path in folder.glob(f"{stem}_{name}.*")]
+        for path in paths:
             try:
                 code = subprocess.run(["objdump", "-d", str(path)], capture_output=True, text=True, check=True).stdout
             except FileNotFoundError:
