@@ -190,7 +190,7 @@ def test_every_method_trains_saves_loads_and_scores(
     model = run.load()
     network, trained_by = model.network, model.method
     with torch.no_grad():
-        correct = [(trained_by.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=500)]
+        correct = [(trained_by.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=512)]
         x = next(iter(digits.loader("near/greek", batch_size=50)))[0]
         outputs = model.outputs(x)
         assert torch.equal(outputs.predictions, trained_by.predict(network, x))
