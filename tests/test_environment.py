@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import matrix
 import pytest
 import torch
 import training_run
@@ -174,6 +175,18 @@ def test_bfloat16_is_not_announced(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert not re.search("bfloat16|bf16|AMP|precision", done.stderr)  # though it may say that the detector is blind
+
+
+def test_a_setting_of_the_matrix_inherits_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in matrix.CHANGED:
+        monkeypatch.setenv(name, "inherited")
+    for setting in matrix.SETTINGS:
+        variables = matrix.environment_of(setting)
+        assert {name: variables[name] for name in variables if name in matrix.CHANGED} == {
+            name: value for name, value in setting.variables.items() if name in matrix.CHANGED
+        }
+        assert {"OMP_NUM_THREADS": "1", **setting.variables}.items() <= variables.items()
+        assert setting.variables.keys() <= {"OMP_NUM_THREADS", *matrix.CHANGED}
 
 
 def test_the_demo_computes_alike_on_every_processor() -> None:
