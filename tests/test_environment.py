@@ -13,11 +13,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import matrix
+import processors
 import pytest
 import torch
 import training_run
 
 from spcp import compiled, config_for, environment, training
+from spcp.cli import demo
 from spcp.config import Config
 from spcp.contributions import native
 from spcp.data import native as pixels
@@ -187,6 +189,14 @@ def test_a_setting_of_the_matrix_inherits_no_other(monkeypatch: pytest.MonkeyPat
         }
         assert {"OMP_NUM_THREADS": "1", **setting.variables}.items() <= variables.items()
         assert setting.variables.keys() <= {"OMP_NUM_THREADS", *matrix.CHANGED}
+
+
+def test_a_demo_that_is_free_is_not_limited_by_itself() -> None:
+    _, limited, free = processors.arms().values()
+    assert demo.PORTABLE.items() <= limited.items()
+    assert not demo.PORTABLE.items() & processors.FREE.items()
+    if torch.backends.cpu.get_cpu_capability().lower() in compiled.INSTRUCTION_SETS:
+        assert demo.PORTABLE.keys() <= free.keys()
 
 
 def test_the_demo_computes_alike_on_every_processor() -> None:
