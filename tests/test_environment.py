@@ -15,6 +15,7 @@ from typing import Any
 import matrix
 import processors
 import pytest
+import timing
 import torch
 import training_run
 
@@ -177,6 +178,11 @@ def test_bfloat16_is_not_announced(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (0, "")
     assert not re.search("bfloat16|bf16|AMP|precision", done.stderr)  # though it may say that the detector is blind
+
+
+def test_benchmarks_print_the_versions() -> None:
+    record = environment.environment()
+    assert f"kernels {record['kernels']}, spcp {record['spcp']}, torch {record['torch']}, " in timing.machine()
 
 
 def test_a_setting_of_the_matrix_inherits_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
