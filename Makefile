@@ -42,7 +42,7 @@ test-lowest: .venv-lowest/constraints.txt
 
 .venv-lowest/constraints.txt: pyproject.toml
 	mkdir -p .venv-lowest
-	sed -n '/^dependencies/,/^\[tool/p' $< | grep -oE '[a-z0-9-]+>=[0-9.]+' | sed 's/>=/==/' | sort -u > $@
+	sed -n '/^dependencies/,/^\[tool/p' $< | grep -oE '[a-z0-9-]+(\[[a-z]+\])?>=[0-9.]+' | sed 's/\[.*\]//; s/>=/==/' | sort -u > $@
 
 lint: $(VENV)/ready
 	$(BIN)/ruff check .

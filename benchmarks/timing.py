@@ -7,8 +7,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-import torch
-
 from spcp import environment
 
 
@@ -33,8 +31,9 @@ def ratio(times: Sequence[float], baseline: Sequence[float]) -> float:
 
 def machine() -> str:
     """One line that says where and when this was measured."""
-    kernels = environment.environment()["kernels"]
-    return f"{environment.machine()}, kernels {kernels}, torch {torch.__version__}, {time.strftime('%Y-%m-%d')}"
+    own = environment.environment()
+    versions = f"spcp {own['spcp']}, torch {own['torch']}"
+    return f"{environment.described(own)}, kernels {own['kernels']}, {versions}, {time.strftime('%Y-%m-%d')}"
 
 
 def finish(missed: Sequence[str], check: bool) -> None:

@@ -25,6 +25,7 @@ import zipfile
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
+INSTRUCTION_SETS = ("default", "avx2", "avx512")  # as in `spcp.compiled`; the first on every kind of processor
 QUICK = ("--seeds", "1", "--epochs", "1")  # of the demo
 
 # What the README's snippet takes for granted.
@@ -53,7 +54,7 @@ def main() -> None:
     options = parser.parse_args()
     wheel, sdist = (options.wheel.resolve(), None) if options.wheel else build(ROOT / "dist")
     files = tracked()
-    wrong = wrong_in_wheel(names_in_wheel(wheel), files)
+    wrong = wrong_in_wheel(names_in_wheel(wheel), files, x86_64=wheel.stem.endswith(("x86_64", "amd64")))
     if sdist:
         wrong += wrong_in_sdist(names_in_sdist(sdist), files)
     if wrong:
@@ -95,15 +96,16 @@ def wrong_in_sdist(names: set[str], files: set[str]) -> list[str]:
     return [f"sdist: {name} is missing" for name in sorted({*own, "LICENSE", "pyproject.toml", "setup.py"} - names)]
 
 
-def wrong_in_wheel(names: set[str], files: set[str]) -> list[str]:
+def wrong_in_wheel(names: set[str], files: set[str], *, x86_64: bool) -> list[str]:
     """What the wheel lacks or has too much: it is the package, its compiled libraries, and what is said about it."""
     own = {name.removeprefix("src/") for name in files if name.startswith("src/")}
     wrong = [f"wheel: {name} is missing" for name in sorted(own - names)]
     libraries = {name for name in names if name.endswith((".so", ".pyd")) or name.startswith("spcp.libs/")}
     for source in sorted(name for name in own if name.endswith(".c")):
         folder, _, file = source.removesuffix(".c").rpartition("/")
-        if not any(name.startswith(f"{folder}/_{file}_") for name in libraries):
-            wrong.append(f"wheel: {source} was not compiled")
+        for kind in INSTRUCTION_SETS if x86_64 else INSTRUCTION_SETS[:1]:
+            if not any(name.startswith(f"{folder}/_{file}_{kind}.") for name in libraries):
+                wrong.append(f"wheel: {source} was not compiled for {kind}")
     about = {name for name in names if re.match(r"spcp-[^/]+\.dist-info/", name)}
     return wrong + [f"wheel: {name} does not belong there" for name in sorted(names - own - libraries - about)]
 

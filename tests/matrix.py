@@ -37,6 +37,8 @@ class Setting:
     short: bool = False  # whether `--short` runs it too, on TRAINING
 
 
+# What a setting that does not name them must not inherit.
+CHANGED = ("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_CBWR", "SPCP_TEST_PRECISION")
 AVX2 = {"ATEN_CPU_CAPABILITY": "avx2", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 SETTINGS = (
     Setting("as it is"),
@@ -51,11 +53,17 @@ SETTINGS = (
 )
 
 
+def environment_of(setting: Setting) -> dict[str, str]:
+    """The variables to run the tests with."""
+    inherited = {name: value for name, value in os.environ.items() if name not in CHANGED}
+    return {**inherited, "OMP_NUM_THREADS": "1", **setting.variables}
+
+
 def run(setting: Setting, tests: tuple[str, ...]) -> tuple[bool, str]:
     """Run the tests; return whether they passed, and pytest's last line."""
     processes = "1" if setting.variables.get("OMP_NUM_THREADS", "1") != "1" else "2"
     options = ["-m", "pytest", "--numprocesses", processes, "--dist", "loadfile", "--no-loadscope-reorder", *tests]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", **setting.variables}
+    environment = environment_of(setting)
     if setting.compiler:
         return _outcome([sys.executable, *options], ROOT, environment)
     with tempfile.TemporaryDirectory() as folder:  # kernels are built into the source tree, so in a tree of its own

@@ -241,7 +241,7 @@ def test_what_data_may_be() -> None:
     assert listed.labels.tolist() == [1, 2]
     two = (torch.randn(2, 1, 8, 8), torch.randn(3, 1, 8, 8))
     model = ScoredModel(Counting())
-    assert torch.equal(extract(model, two).logits, extract(model, torch.cat(two)).logits)  # batches
+    torch.testing.assert_close(extract(model, two).logits, extract(model, torch.cat(two)).logits)  # batches
     assert extract(model, two).labels.tolist() == [-1] * 5
     wrong = r"tensors of shapes \(2, 1, 8, 8\), \(2, 3\) are neither inputs and labels nor batches"
     with pytest.raises(InputError, match=wrong):

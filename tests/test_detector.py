@@ -114,7 +114,7 @@ def test_many_kinds_of_data() -> None:
     x = torch.randn(10, 4)
     expected = detector.detect(x)
     for form in ([x[:5], x[5:]], [(x, torch.zeros(10))], detector.bank(x)):
-        assert torch.equal(detector.detect(form).scores, expected.scores)
+        torch.testing.assert_close(detector.detect(form).scores, expected.scores)
     odin = Detector(model(), "odin").calibrate(torch.randn(100, 4))
     assert odin.detect(x).scores.shape == (10,)
     with pytest.raises(InputError, match="ODIN needs inputs, not features"):
@@ -422,8 +422,8 @@ def test_what_a_score_is_fitted_on_is_not_calibrated_on(tmp_path: Path, score: s
         detector.calibrate(x)
         assert len(detector.calibration_scores) == len(rest) == 499
         expected = Detector(model(), score).fit_held_out(x[reference]).calibrate(x[rest])
-        assert torch.equal(detector.calibration_scores, expected.calibration_scores)
-        assert torch.equal(detector.score_thresholds, expected.score_thresholds)
+        torch.testing.assert_close(detector.calibration_scores, expected.calibration_scores)
+        torch.testing.assert_close(detector.score_thresholds, expected.score_thresholds)
         detector = Detector.load(detector.save(tmp_path / "d.safetensors"), model(1))
     given = Detector(model(), score).fit_held_out(x[:100])
     assert len(given.calibrate(x[100:]).calibration_scores) == 900  # nothing has to be set apart

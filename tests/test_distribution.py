@@ -3,28 +3,40 @@
 import ast
 import importlib.metadata
 import re
+import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-from distribution import wrong_in_sdist, wrong_in_wheel
+from distribution import INSTRUCTION_SETS, wrong_in_sdist, wrong_in_wheel
+
+from spcp import compiled
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 
 FILES = {"setup.py", "docs/index.md", "tests/test_a.py", "src/spcp/a.py", "src/spcp/data/pixels.c", "src/spcp/py.typed"}
 ABOUT = "spcp-1.0.dist-info/METADATA"
-WHEEL = {"spcp/a.py", "spcp/data/pixels.c", "spcp/data/_pixels_avx2.so", "spcp/py.typed", "spcp.libs/libgomp.so", ABOUT}
+LIBRARIES = {f"spcp/data/_pixels_{name}.so" for name in INSTRUCTION_SETS}
+WHEEL = {"spcp/a.py", "spcp/data/pixels.c", "spcp/py.typed", "spcp.libs/libgomp.so", ABOUT, *LIBRARIES}
 
 
 def test_a_wheel_is_the_package_with_its_libraries_and_nothing_else() -> None:
-    assert wrong_in_wheel(WHEEL, FILES) == []
-    assert wrong_in_wheel(WHEEL - {"spcp/py.typed"}, FILES) == ["wheel: spcp/py.typed is missing"]
-    uncompiled = wrong_in_wheel(WHEEL - {"spcp/data/_pixels_avx2.so"}, FILES)
-    assert uncompiled == ["wheel: spcp/data/pixels.c was not compiled"]
+    assert wrong_in_wheel(WHEEL, FILES, x86_64=True) == []
+    assert wrong_in_wheel(WHEEL - {"spcp/py.typed"}, FILES, x86_64=True) == ["wheel: spcp/py.typed is missing"]
     for name in ("tests/test_a.py", "docs/index.md", "spcp/notes.txt"):
-        assert wrong_in_wheel({*WHEEL, name}, FILES) == [f"wheel: {name} does not belong there"]
+        assert wrong_in_wheel({*WHEEL, name}, FILES, x86_64=True) == [f"wheel: {name} does not belong there"]
+
+
+@pytest.mark.parametrize("name", INSTRUCTION_SETS)
+def test_a_wheel_has_every_instruction_set_of_its_kind_of_processor(name: str) -> None:
+    uncompiled = [f"wheel: spcp/data/pixels.c was not compiled for {name}"]
+    wheel = WHEEL - {f"spcp/data/_pixels_{name}.so"}
+    assert wrong_in_wheel(wheel, FILES, x86_64=True) == uncompiled
+    assert wrong_in_wheel(wheel, FILES, x86_64=False) == (uncompiled if name == "default" else [])
+    assert INSTRUCTION_SETS == compiled.INSTRUCTION_SETS
 
 
 def test_an_sdist_has_sources_and_tests() -> None:
@@ -82,3 +94,14 @@ def test_the_documented_installation_suffices_for_the_examples(path: Path) -> No
             assert brought & there, f"{path.name} imports {name}, which '.[examples]' does not bring"
     assert "accelerate" in closure("examples")
     assert "pip install '.[examples]'" in (ROOT / "README.md").read_text()
+
+
+def test_the_oldest_versions_are_tried_of_all_that_has_a_bound(tmp_path: Path) -> None:
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    file = ".venv-lowest/constraints.txt"
+    subprocess.run(["make", "-s", file], cwd=tmp_path, check=True)
+    wanted = {*PROJECT["dependencies"], *(own for extra in EXTRAS.values() for own in extra if ">=" in own)}
+    lowest = {re.sub(r"\[.*\]", "", own).replace(">=", "==") for own in wanted}
+    assert sorted(lowest) == sorted((tmp_path / file).read_text().splitlines())
+    assert "ray==2.60" in lowest

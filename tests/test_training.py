@@ -190,7 +190,7 @@ def test_every_method_trains_saves_loads_and_scores(
     model = run.load()
     network, trained_by = model.network, model.method
     with torch.no_grad():
-        correct = [(trained_by.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=500)]
+        correct = [(trained_by.predict(network, x) == y).float() for x, y in digits.loader("val", batch_size=512)]
         x = next(iter(digits.loader("near/greek", batch_size=50)))[0]
         outputs = model.outputs(x)
         assert torch.equal(outputs.predictions, trained_by.predict(network, x))
@@ -318,6 +318,25 @@ def test_bad_settings(tmp_path: Path, changes: dict[str, Any], message: str) -> 
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.parametrize(("precision", "rounds"), [("32-true", False), ("bf16-mixed", True)])
+def test_float32_is_not_rounded_to_tf32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, rounds: bool
+) -> None:
+    """Which is a setting of torch for GPUs alone, and afterwards as it was."""
+    seen = []
+    predict = methods.Method.predict
+
+    def look(*arguments: Any) -> torch.Tensor:
+        seen.append(torch.backends.cudnn.allow_tf32)
+        return predict(*arguments)
+
+    monkeypatch.setattr(methods.Method, "predict", look)
+    config = dataclasses.replace(training_run.config("plain", 1), precision=precision)
+    training.train(config, tmp_path / "r", benchmark=training_run.benchmark(48))
+    assert set(seen) == {rounds}
+    assert torch.backends.cudnn.allow_tf32
+
+
 def test_bad_data_and_folders(tmp_path: Path) -> None:
     corners, config = training_run.benchmark(48), training_run.config("mos", 1)
     assert isinstance(corners.train, data.TensorSet)
@@ -328,6 +347,10 @@ def test_bad_data_and_folders(tmp_path: Path) -> None:
         training.train(config, tmp_path / "r", benchmark=dataclasses.replace(corners, train=None))
     with pytest.raises(InputError, match='strategy "fsdp": is for several processes; start them with torchrun'):
         training.train(config, tmp_path / "r", benchmark=corners, strategy="fsdp")
+    if not torch.accelerator.is_available():
+        half = dataclasses.replace(config, precision="16-mixed")
+        with pytest.raises(InputError, match="precision 16-mixed: cannot be computed on this device, bf16-mixed can"):
+            training.train(half, tmp_path / "r", benchmark=corners)
     small = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(144, 3))
     with pytest.raises(InputError, match="the network has 3 outputs, but corners has 4 classes"):
         training.train(config, tmp_path / "r", benchmark=corners, network=small)

@@ -17,16 +17,17 @@ INSTRUCTION_SETS = ("default", "avx2", "avx512")  # each can run the libraries o
 
 @functools.cache
 def instruction_set() -> str:
-    """The best instruction set that both the kernels and this processor have.
+    """The best instruction set that both the kernels and torch may use.
 
-    It follows torch, and so `ATEN_CPU_CAPABILITY`: that variable limits both.
+    It follows torch, and so `ATEN_CPU_CAPABILITY`. Torch obeys that variable without a look at the processor: a set
+    that the processor lacks ends the process.
     """
     name = torch.backends.cpu.get_cpu_capability().lower()
     return name if name in INSTRUCTION_SETS else "default"
 
 
 def load_library(stem: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL | None:
-    """Load the compiled library of a module, and declare its functions' arguments; None if it was not compiled.
+    """Load the best compiled library of a module that can be loaded; None if there is none.
 
     Args:
         stem: its path, without the instruction set and the suffix: `_kernels` for `_kernels_avx2.so`.
@@ -36,14 +37,22 @@ def load_library(stem: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.C
     names = [
         stem.name + "_" + name + suffix for name in usable[::-1] for suffix in importlib.machinery.EXTENSION_SUFFIXES
     ]
-    path = next((path for path in map(stem.with_name, names) if path.exists()), None)
-    if path is None:
-        return None
-    try:
-        library = ctypes.CDLL(str(path))
-        for name, types in functions.items():
-            getattr(library, name).argtypes = types
-    except (OSError, AttributeError) as error:  # a library it needs is missing, or it is of another version
-        warnings.warn(f"spcp runs without its compiled {stem.name}, slowly: {error}. Install it anew.", stacklevel=2)
-        return None
+    for path in filter(Path.exists, map(stem.with_name, names)):
+        try:
+            return _declared(path, functions)
+        except (OSError, AttributeError) as error:  # it is damaged, needs a library that is missing, or is older
+            warnings.warn(f"spcp runs without {path.name}, more slowly: {error}. Install it anew.", stacklevel=2)
+    return None
+
+
+def _declared(path: Path, functions: Mapping[str, Sequence[Any]]) -> ctypes.CDLL:
+    """Load a library, and declare its functions' arguments."""
+    library = ctypes.CDLL(str(path))
+    for name, types in functions.items():
+        getattr(library, name).argtypes = types
     return library
+
+
+def instruction_set_of(library: ctypes.CDLL) -> str:
+    """Return the instruction set that a library was built for, which its file name ends in."""
+    return Path(library._name).name.partition(".")[0].rpartition("_")[2]

@@ -26,7 +26,7 @@ from .config import Config, build_method, build_network
 from .data import Benchmark, Inputs, load_benchmark
 from .data.folders import Bad
 from .detector import Detector
-from .environment import environment
+from .environment import KINDS
 from .errors import LARGEST, InputError, Rule, check_numbers
 from .files import locked, read_json, read_tensors, write_tensors, written
 from .methods import Method
@@ -98,11 +98,10 @@ class Run:
         if not path.exists():
             return []
         records = read_json(path, "delete it")
-        kinds = {key: int if isinstance(value, int) else str for key, value in environment().items()}
         with _about(path, "; delete it"):
             for record in records if isinstance(records, list) else [records]:
-                if not isinstance(record, dict) or not all(isinstance(record.get(key), kinds[key]) for key in kinds):
-                    raise InputError(f"must be a list of records with {', '.join(kinds)}")
+                if not isinstance(record, dict) or not all(isinstance(record.get(key), KINDS[key]) for key in KINDS):
+                    raise InputError(f"must be a list of records with {', '.join(KINDS)}")
                 check_numbers(record, {"epoch": (int, 0, math.inf)})
         return list(records)
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from formats import write_image
 from others import imported
 
@@ -38,6 +39,14 @@ def test_the_same_command_continues(run: Spcp, trained: Path, photos: Path) -> N
     other = run("train", "--id", photos / "id", *SMALL, "--out", trained)
     assert other.code == 2
     assert "other data" in other.err
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="a GPU computes in float16")
+def test_a_precision_that_is_not_computed_is_refused(run: Spcp, tmp_path: Path) -> None:
+    result = run("train", "-b", "digits", "--epochs", 1, "--precision", "16-mixed", "--out", tmp_path / "r")
+    assert result.code == 2
+    assert "precision 16-mixed: cannot be computed on this device, bf16-mixed can; choose that" in result.err
+    assert not (tmp_path / "r").exists()
 
 
 def test_the_same_command_keeps_a_calibration_of_the_same_weights(

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..compiled import load_library
+from ..compiled import instruction_set_of, load_library
 from . import eager
 
 # From so many samples and classes on, a GEMM and its sparse correction beat one fused dense pass: with fewer samples
@@ -33,6 +33,11 @@ _library = load_library(
 def available() -> bool:
     """Return whether the kernels were compiled when the package was installed (it takes a C compiler)."""
     return _library is not None
+
+
+def built_for() -> str:
+    """Return the instruction set that the loaded kernels were built for, or "not compiled"."""
+    return "not compiled" if _library is None else instruction_set_of(_library)
 
 
 def clip(h: Tensor, W: Tensor, b: Tensor | None, threshold: Tensor) -> Tensor:

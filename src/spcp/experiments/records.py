@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import functools
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,9 @@ from typing import Any
 
 import torch
 
-from .. import __version__
 from ..config import Config
 from ..contributions import effective_threshold, mean_support, pattern_of, plain_head, positive_share
+from ..environment import version
 from ..errors import InputError
 from ..evaluation import NOISE, Evaluation
 from ..files import read_json, written
@@ -79,20 +78,6 @@ def _rounded(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _rounded(item) for key, item in value.items()}
     return [_rounded(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-@functools.cache
-def version() -> str:
-    """Name the version of this code, with the commit where it is a clone."""
-    root = Path(__file__).parents[3]
-    if not (root / ".git").exists():
-        return __version__
-    command = ["git", "-C", str(root), "describe", "--always", "--dirty", "--exclude=*"]
-    try:
-        commit = subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-    except (OSError, subprocess.SubprocessError):  # there is no git
-        return __version__
-    return f"{__version__} at {commit}"
 
 
 def measure(evaluation: Evaluation, what: str) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
@@ -86,7 +87,7 @@ def train(
         given["custom_method"] = f"{type(method).__name__}({method.options}, {method.truncation})"
     fabric = _launched(config, strategy, loggers)
     state = TrainingState(Path(folder).expanduser(), config, fabric.is_global_zero, given)
-    with locked(state.folder) if state.writes else contextlib.nullcontext():
+    with locked(state.folder) if state.writes else contextlib.nullcontext(), _exact(config.precision):
         return _train(state, fabric, benchmark, network, method, strategy, until)
 
 
@@ -290,18 +291,39 @@ def _launched(config: Config, strategy: Any, loggers: Any) -> Any:
     lightning = need("lightning_fabric", "lightning-fabric", "train")
     logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # it announces a precision once a run
     try:
-        fabric = lightning.Fabric(
-            accelerator="auto",
-            devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-            num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
-            strategy=_sharded() if strategy == "fsdp" else strategy,
-            precision=config.precision,
-            loggers=loggers,
-        )
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "You passed .*precision=")  # that it takes another one, an error below
+            fabric = lightning.Fabric(
+                accelerator="auto",
+                devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+                num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),
+                strategy=_sharded() if strategy == "fsdp" else strategy,
+                precision=config.precision,
+                loggers=loggers,
+            )
     except ValueError as error:
         raise InputError(str(error)) from error
+    taken = fabric.strategy.precision.precision
+    if not taken.startswith(config.precision):  # "32" is short for "32-true"
+        raise InputError(
+            f"precision {config.precision}: cannot be computed on this device, {taken} can; choose that, or 32-true"
+        )
     fabric.launch()
     return fabric
+
+
+@contextlib.contextmanager
+def _exact(precision: str) -> Iterator[None]:
+    """Keep NVIDIA GPUs from TF32 in a training in float32: it is their default for convolutions, with 10 bits of 23."""
+    convolutions: Any = torch.backends.cudnn.conv  # type: ignore[attr-defined]
+    rounds = precision == "32-true" and convolutions.fp32_precision == "tf32"
+    if rounds:
+        torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        if rounds:
+            torch.backends.cudnn.allow_tf32 = True
 
 
 def _sharded() -> Any:
