@@ -78,7 +78,7 @@ def main() -> None:
     parser.add_argument("--check", action="store_true", help="exit 1 when an aim is missed")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    logging.getLogger("spcp").setLevel(logging.ERROR)  # it warns that the OOD data is hard to detect
+    logging.getLogger("spcp").setLevel(logging.CRITICAL)  # it warns that the OOD data is hard to detect
     rows, missed = [], []
     for name, of in (("consensus", consensus_of), ("auto", auto_of)):
         for ties in ("no", "yes"):
