@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +183,20 @@ class TestEvery:
         with torch.no_grad():
             assert score(h, head(h), head).isfinite().all()
 
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("where", [slice(None), slice(3, 4)], ids=["all", "one"])
+    def test_features_that_are_not_finite_score_nan(
+        self, name: str, head: nn.Linear, where: slice, value: float
+    ) -> None:
+        """So a detector flags them; the other rows of a batch score as without them."""
+        data, score = make_data(head, 3, 2), fitted(name, head)
+        h = data.features.clone()
+        h[1, where] = value
+        with torch.no_grad():
+            found, expected = score(h, head(h), head), score.scores(data, head)
+        assert found.isnan().tolist() == [False, True, False]
+        torch.testing.assert_close(found[::2], expected[::2], rtol=1e-4, atol=1e-4)
+
     def test_heads_of_other_precision(self, name: str, head: nn.Linear) -> None:
         data, score = make_data(head, N, 2), fitted(name, head)
         expected = score.scores(data, head)
@@ -238,6 +253,18 @@ def test_exports_as_it_scores(program: nn.Module, name: str) -> None:
     with torch.no_grad():
         found = program(data.features)[NAMES.index(name)]
     torch.testing.assert_close(found, fitted(name, head).scores(data, head), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        assert program(torch.tensor([[math.nan] * D, [math.inf] * D]))[NAMES.index(name)].isnan().all()
+
+
+def test_itp_does_not_prune_what_is_not_a_number(head: nn.Linear) -> None:
+    fit, h = make_data(head, M, 1), torch.full((2, D), math.nan)
+    h[1, 1:] = 0.5
+    score = fitted("itp", head)
+    W, b = head.weight.detach(), head.bias.detach()
+    with torch.no_grad():
+        assert score.score(h, head(h), head).isnan().all()
+    assert np.isnan(slow.itp(*(t.numpy() for t in (h, W, b, fit.features, fit.labels)))).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
