@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
@@ -103,6 +104,8 @@ def test_trials() -> None:
     assert (small.auroc, small.detection_rate) == (1.0, 1.0)
     assert small.interval[0] < 1.0 == small.interval[1]
     assert trials_from_json(json.loads(json.dumps([vars(large)]))) == (large,)
+    (odd,) = try_detector(detector, {"ood_val/odd": bank(torch.tensor([[math.nan, 0.0], [50.0, 50.0]]))})
+    assert (odd.samples, odd.auroc, odd.detection_rate) == (2, 0.5, 0.5)  # what is not a number is flagged
 
 
 def test_problem() -> None:

@@ -429,6 +429,31 @@ def test_what_a_score_is_fitted_on_is_not_calibrated_on(tmp_path: Path, score: s
     assert len(given.calibrate(x[100:]).calibration_scores) == 900  # nothing has to be set apart
 
 
+@pytest.mark.parametrize("score", ["consensus", "react", "klm", "two-views"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_held_out_samples_that_are_not_finite_are_one_sentence(score: str, value: float) -> None:
+    x = torch.randn(300, 4)
+    detector = Detector(model(), score).fit([(x, torch.arange(300) % 3)])
+    reference, rest = split(300, 0.05)
+    for part, message in ((reference, "ID samples have features that are not finite"), (rest, "are not a number")):
+        odd = x.clone()
+        odd[part[0]] = value
+        with pytest.raises(InputError, match=f"1 of {len(part)} .*{message}.*; check the inputs"):
+            detector.calibrate(odd)
+    with pytest.raises(InputError, match="1 of 1 ID samples have features that are not finite; check the inputs"):
+        detector.fit_held_out(torch.full((1, 4), value))
+
+
+def test_held_out_samples_whose_scores_overflow_are_one_sentence() -> None:
+    x = torch.randn(300, 4)
+    odd = x.clone()
+    odd[split(300, 0.05)[0][0]] = 1e30
+    with pytest.raises(
+        InputError, match=r"1 of \d+ held-out ID samples have scores that are not finite; check the inputs"
+    ):
+        Detector(model()).fit([(x, torch.arange(300) % 3)]).calibrate(odd)
+
+
 def test_the_promise_of_the_default() -> None:
     """At most alpha of new ID samples are flagged, on average over calibration sets of 60 samples."""
     rng = torch.Generator().manual_seed(0)

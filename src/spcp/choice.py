@@ -111,7 +111,8 @@ def try_detector(detector: Detector, sets: Mapping[str, Any]) -> tuple[Trial, ..
     for name, data in sets.items():
         detection = detector.detect(data)
         count, flagged = len(detection.is_ood), int(detection.is_ood.sum())
-        area = metrics(detector.calibration_scores, detection.scores, resamples=1).auroc
+        scores = detection.scores.masked_fill(detection.scores.isnan(), -math.inf)  # flagged, whatever the threshold
+        area = metrics(detector.calibration_scores, scores, resamples=1).auroc
         trials.append(Trial(name, count, area, flagged / count, rate_interval(flagged, count)))
     return tuple(trials)
 

@@ -156,9 +156,13 @@ class Detector(nn.Module):
         Otherwise `calibrate` sets some of its samples apart for that.
         """
         if "val" in self.score.fitted_on:
-            self.score.fit_held_out(self.bank(data), self.model.head)
+            self._fit_held_out(self.bank(data))
             self.splits = False
         return self
+
+    def _fit_held_out(self, bank: FeatureBank) -> None:
+        bank.check_finite()
+        self.score.fit_held_out(bank, self.model.head)
 
     @torch.no_grad()
     def scores(self, data: Any) -> tuple[Tensor, Tensor]:
@@ -202,7 +206,7 @@ class Detector(nn.Module):
         if self.splits:
             bank = self.bank(data)
             reference, rest = split(len(bank), alpha, delta)
-            self.score.fit_held_out(bank.take(reference), self.model.head)
+            self._fit_held_out(bank.take(reference))
             data = bank.take(rest)
         predictions, scores = self.scores(data)
         groups, thresholds = calibrated(scores, predictions if by_class else None, self.model.num_classes, alpha, delta)
