@@ -504,15 +504,26 @@ def test_explain_says_which_members_and_features() -> None:
 def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     network = nn.Sequential(nn.Linear(4, 16), norm(16), nn.ReLU(), nn.Linear(16, 3))
     x = torch.randn(100, 4)
-    Detector(network).calibrate(x)
+    Detector(network, "energy").calibrate(x)
     assert "the network has random weights" in caplog.text
     caplog.clear()
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
     network(x).square().mean().backward()
     optimizer.step()
-    Detector(network).calibrate(x)
-    Detector(model()).calibrate(x)  # has no normalisation, so nobody can tell
+    Detector(network, "energy").calibrate(x)
+    Detector(model(), "energy").calibrate(x)  # has no normalisation, so nobody can tell
     assert not caplog.text
+
+
+def test_a_consensus_without_training_data_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(100, 4)
+    Detector(model()).fit([(x, torch.arange(100) % 3)]).calibrate(x)
+    Detector(model(), "consensus-logits").calibrate(x)
+    Detector(model(), "react").calibrate(x)
+    assert not caplog.messages
+    Detector(model()).calibrate(x).calibrate(x)
+    (message,) = caplog.messages
+    assert message == "the consensus has no training data, and takes scores of logits alone; call fit with some"
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 12), (4,)])

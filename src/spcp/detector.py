@@ -100,7 +100,8 @@ class Detector(nn.Module):
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> detector = Detector(model).calibrate(torch.randn(200, 4), alpha=0.05)
+        >>> detector = Detector(model).fit([(torch.randn(300, 4), torch.randint(3, (300,)))])  # training data
+        >>> detector = detector.calibrate(torch.randn(200, 4), alpha=0.05)
         >>> detector.detect(torch.randn(2, 4)).is_ood.shape
         torch.Size([2])
     """
@@ -204,6 +205,8 @@ class Detector(nn.Module):
         if is_untrained(self.model.network):
             _log.warning("the network has random weights: its normalisation layers are as they were made; load some")
         if self.splits:
+            if isinstance(self.score, Consensus) and self.score.members is None:
+                _log.warning("the consensus has no training data, and takes scores of logits alone; call fit with some")
             bank = self.bank(data)
             reference, rest = split(len(bank), alpha, delta)
             self._fit_held_out(bank.take(reference))
