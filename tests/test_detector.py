@@ -24,7 +24,7 @@ from torch import nn
 from spcp import SPCPLinear, apply_spcp, config, data, networks, remove_spcp, training
 from spcp.bank import FeatureBank
 from spcp.conformal import split
-from spcp.detector import Detector, read_notes
+from spcp.detector import Detector, Reasons, read_notes
 from spcp.errors import InputError
 from spcp.files import read_tensors, write_tensors
 from spcp.methods import CrossEntropy
@@ -498,6 +498,29 @@ def test_explain_says_which_members_and_features() -> None:
     assert str(far).startswith("OOD, p = ")
     (single,) = Detector(net, "energy").calibrate(x).explain(new[:1])
     assert single.members == {"energy": single.p_value}
+    for given in (new.numpy(), [new[:4], new[4:]], iter([new]), detector.bank(new)):
+        explained = detector.explain(given)
+        assert [reason.is_ood for reason in explained] == detection.is_ood.tolist()
+        assert [reason.members for reason in explained] == [pytest.approx(reason.members) for reason in reasons]
+    with pytest.raises(InputError, match="ODIN needs inputs, not features"):
+        Detector(net, "odin").calibrate(x).explain(detector.bank(new))
+
+
+def test_what_is_flagged_is_raised_by_some_member() -> None:
+    x, y = torch.randn(300, 4), torch.randint(3, (300,))
+    detector = Detector(model()).fit([(x, y)]).calibrate(torch.randn(200, 4), alpha=0.1)
+    new = torch.cat([1.5 * torch.randn(2000, 4), torch.full((1, 4), math.nan)])
+    flagged = [reason for reason in detector.explain(new) if reason.is_ood]
+    assert all(reason.raised_by() for reason in flagged)
+    together = [reason for reason in flagged if min(reason.members.values()) > 0.1]  # all members are undecided
+    assert together
+    assert all(
+        reason.raised_by() == [min(reason.members, key=lambda name: reason.members[name])] for reason in together
+    )
+    assert any(len(reason.raised_by()) > len(reason.raised_by(0.05)) for reason in flagged)  # 0.1 is the detector's
+    assert set(flagged[-1].raised_by()) == set(MEMBERS["default"])  # of NaN
+    quiet = Reasons(0, 0.0, 0.5, False, {"energy": 0.5}, None)
+    assert quiet.raised_by() == []
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])

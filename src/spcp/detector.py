@@ -66,6 +66,7 @@ class Reasons:
         is_ood: whether it is flagged.
         members: the p-value of each member of a consensus, the smallest first; of another score, its own.
         contributions: which features carried the prediction; None where no single linear layer makes the logits.
+        alpha: the false alarm rate that the detector is calibrated for.
     """
 
     prediction: int
@@ -74,10 +75,16 @@ class Reasons:
     is_ood: bool
     members: Mapping[str, float]
     contributions: Explanation | None
+    alpha: float = 0.05
 
-    def raised_by(self, alpha: float = 0.05) -> list[str]:
-        """Return the members for which the sample alone would be among the alpha least usual ID samples."""
-        return [name for name, p in self.members.items() if p <= alpha]
+    def raised_by(self, alpha: float | None = None) -> list[str]:
+        """Return the members for which the sample alone would be among the alpha least usual ID samples.
+
+        By default alpha is the detector's. Where members flag a sample only together, it is the one with the smallest
+        p-value.
+        """
+        raised = [name for name, p in self.members.items() if p <= (self.alpha if alpha is None else alpha)]
+        return raised or list(self.members)[: int(self.is_ood)]
 
     def __str__(self) -> str:
         verdict = "OOD" if self.is_ood else "ID"
@@ -256,27 +263,29 @@ class Detector(nn.Module):
             return False
 
     @torch.no_grad()
-    def explain(self, x: Tensor) -> list[Reasons]:
-        """Say for each input of a batch what the decision about it is, which members raised it, and on which features.
+    def explain(self, data: Any) -> list[Reasons]:
+        """Say for each input what the decision about it is, which members raised it, and on which features.
 
-        The p-values of members are shares of held-out ID samples that score lower; the decision's own p-value is that
-        of their combination.
+        It takes what `detect` takes: inputs (a tensor, or batches of them), or a bank. The p-values of members are
+        shares of held-out ID samples that score lower; the decision's own p-value is that of their combination.
         """
-        detection = self.detect(x)
+        if not isinstance(data, Tensor | np.ndarray | FeatureBank):
+            data = list(batches_of(data))  # is gone through twice
+        detection, bank = self.detect(data), self.bank(data)
         names, p = [name_of(self.score)], detection.p_values[:, None]
-        contributions: Sequence[Explanation | None] = [None] * len(x)
-        features, logits, _ = self.model.outputs(x.to(self.model.device))
+        contributions: Sequence[Explanation | None] = [None] * len(bank)
+        features, logits = bank.features.to(self.model.device), bank.logits.to(self.model.device)
         head, method = self.model.head, self.model.method
         if isinstance(self.score, Consensus):
             names = list(self.score.parts)
-            p = self.score.log_p_values(features.float(), logits.float(), head).exp().cpu()
+            p = self.score.log_p_values(features, logits, head).exp().nan_to_num(0.0).cpu()  # NaN: as in `p_values`
         if method is None or "weights" in method.readable:
             contributions = explanations_of(entering(features, head), logits, head)
         reasons = []
         columns = zip(*(column.tolist() for column in detection), p.tolist(), contributions, strict=True)
         for prediction, score, p_value, is_ood, values, explanation in columns:
             members = dict(sorted(zip(names, values, strict=True), key=lambda item: item[1]))
-            reasons.append(Reasons(prediction, score, p_value, is_ood, members, explanation))
+            reasons.append(Reasons(prediction, score, p_value, is_ood, members, explanation, self.alpha or 0.0))
         return reasons
 
     def _check_calibrated(self) -> None:
