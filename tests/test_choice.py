@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+from spcp import choice, scores
 from spcp.bank import FeatureBank
 from spcp.choice import Choice, Trial, auto_detector, choose, problem, trials_from_json, try_detector
 from spcp.conformal import split
 from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.model import ScoredModel
+from spcp.scores import Score
 
 SCORES = {"consensus-logits": {}, "energy": {}, "knn": {"k": 5}}
 
@@ -147,3 +149,53 @@ def test_the_promise_of_auto() -> None:
         rates.append(auto_detector(net, val, ood={"close": ood}, alpha=0.1).detect(new).is_ood.double().mean())
     mean, deviation = torch.stack(rates).mean(), torch.stack(rates).std()
     assert mean <= 0.1 + 3 * deviation / 60**0.5
+
+
+class Feature(Score):
+    """One feature: of noise, as good as any other."""
+
+    def __init__(self, *, index: int = 0) -> None:
+        super().__init__()
+        self.index = index
+
+    def score(self, h: torch.Tensor, z: torch.Tensor, head: nn.Linear) -> torch.Tensor:
+        return h[:, self.index]
+
+
+def test_the_samples_that_chose_do_not_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of many equal scores is so by chance, and only on the samples that chose it."""
+    names = [f"feature {i}" for i in range(20)]
+    for i, name in enumerate(names):
+        monkeypatch.setitem(scores.SCORES, name, (Feature, {"index": i}))  # type: ignore[arg-type]
+    monkeypatch.setattr(choice, "applicable", lambda *_: names[1:])
+    monkeypatch.setattr(choice, "DEFAULT", names[0])
+    chosen_on: list[FeatureBank] = []
+
+    def watched(*args: Any, **options: Any) -> Choice:
+        chosen_on.append(options["val"])
+        return choose(*args, **options)
+
+    def same(n: int, alpha: float, *, choosing: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen, rest = split(n, alpha, choosing=choosing)
+        return (chosen, chosen) if choosing else (chosen, rest)
+
+    def noise(rows: int, rng: torch.Generator) -> FeatureBank:
+        h = torch.randn(rows, len(names), generator=rng)
+        return FeatureBank.of(h, torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.int64))
+
+    def false_alarm_rates() -> torch.Tensor:
+        rng, net = torch.Generator().manual_seed(0), ScoredModel(nn.Linear(len(names), 2))
+        rates = []
+        for _ in range(40):
+            detector = auto_detector(net, noise(80, rng), ood={"like": noise(50, rng)}, alpha=0.1)
+            seen = set(chosen_on[-1].features.flatten().tolist())
+            assert seen.isdisjoint(detector.calibration_scores.tolist()) is (choice.split is split)
+            rates.append(torch.special.ndtr(detector.score_thresholds[0].double()))  # of new ID samples, exactly
+        return torch.stack(rates)
+
+    monkeypatch.setattr(choice, "choose", watched)
+    rates = false_alarm_rates()
+    assert rates.mean() <= 0.1 + 3 * rates.std() / 40**0.5
+    monkeypatch.setattr(choice, "split", same)
+    wrong = false_alarm_rates()
+    assert wrong.mean() > 0.1 + 3 * wrong.std() / 40**0.5
