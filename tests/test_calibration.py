@@ -139,7 +139,7 @@ def test_a_blind_detector_is_not_shipped_silently(run: Run, caplog: pytest.LogCa
     (message,) = (record.getMessage() for record in caplog.records if "blind" in record.getMessage())
     assert message.startswith("msp: this detector is blind to some inputs (")
     assert "% on ood_val/like" in message
-    assert "try --score consensus" in message
+    assert "try spcp calibrate RUN --score consensus" in message
     assert "--rho-norm 0" in message
 
 

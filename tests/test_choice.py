@@ -10,13 +10,23 @@ from torch import nn
 
 from spcp import choice, scores
 from spcp.bank import FeatureBank
-from spcp.choice import Choice, Trial, auto_detector, choose, problem, trials_from_json, try_detector
+from spcp.choice import (
+    Choice,
+    Trial,
+    auto_detector,
+    choose,
+    note_trials,
+    problem,
+    trials_from_json,
+    try_detector,
+)
 from spcp.conformal import split
 from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.model import ScoredModel
 from spcp.scores import Score
 
+CALIBRATE = "spcp calibrate RUN --score"
 SCORES = {"consensus-logits": {}, "energy": {}, "knn": {"k": 5}}
 
 
@@ -121,6 +131,25 @@ def test_problem() -> None:
     assert "proxy/blended" in problem([trial("proxy/blended", 0.4, 0.06), good], 0.05)
     assert "on ood_val/cars" in problem([trial("ood_val/cars", 0.7, 0.06), good], 0.05)
     assert problem([trial("ood_val/cars", 0.7, 0.06), good], 0.01) == ""
+
+
+def test_the_warning_of_blindness_names_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    detector = Detector(model(), "energy").calibrate(ID["val"])
+    blind = Trial("ood_val/a", 100, 0.1, 0.0, (0.0, 0.1))
+    made = Trial("proxy/noise", 100, 0.1, 0.0, (0.0, 0.1))
+    tried = choose(model(), {"energy": {}}, **ID, ood={"ood_val/large": LARGE})
+    another = "another score, which spcp scores lists"
+    for chosen, trial, truncates, cures in (
+        (Choice("energy", "named"), blind, False, f"{CALIBRATE} consensus, {CALIBRATE} auto or {another}"),
+        (Choice("consensus", "the default"), blind, False, f"{CALIBRATE} auto or {another}"),
+        (Choice("consensus", "the default"), made, True, f"training with --rho-norm 0 or {another}"),
+        (tried, blind, True, "training with --rho-norm 0 or another network"),
+        (tried, blind, False, "another network"),
+    ):
+        caplog.clear()
+        note_trials(detector, chosen, [trial], truncates=truncates)
+        (message,) = caplog.messages
+        assert message.endswith(f"% on {trial.dataset}); try {cures}")
 
 
 def test_a_detector_of_any_classifier() -> None:

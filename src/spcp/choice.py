@@ -146,11 +146,19 @@ def note_trials(detector: Detector, choice: Choice, trials: Sequence[Trial], *, 
     detector.notes |= {"choice": choice.as_json(), "trials": [asdict(trial) for trial in trials]}
     blind = problem(trials, detector.alpha)
     if blind:
-        cures = [] if choice.score == DEFAULT else [f"--score {DEFAULT}"]
-        cures += ["--score auto with OOD validation data (--ood-val)", "another score"]
-        cures += ["training with --rho-norm 0"] if truncates else []
-        text = "%s: this detector is blind to some inputs (%s); try %s or %s"
-        _log.error(text, choice.score, blind, ", ".join(cures[:-1]), cures[-1])  # --quiet shows it, too
+        text = "%s: this detector is blind to some inputs (%s); try %s"
+        *others, last = _cures(choice, any(trial.given for trial in trials), truncates)
+        _log.error(text, choice.score, blind, f"{', '.join(others)} or {last}" if others else last)  # also with --quiet
+
+
+def _cures(choice: Choice, has_ood: bool, truncates: bool) -> list[str]:
+    """Return what is left to try against blindness."""
+    training = ["training with --rho-norm 0"] if truncates else []
+    if choice.candidates:  # the other scores were tried
+        return [*training, "another network"]
+    names = [DEFAULT] * (choice.score != DEFAULT) + ["auto"] * has_ood
+    named = [f"spcp calibrate RUN --score {name}" for name in names]
+    return [*named, *training, "another score, which spcp scores lists"]
 
 
 def choose(
