@@ -11,6 +11,7 @@ from torch import nn
 from spcp import choice, scores
 from spcp.bank import FeatureBank
 from spcp.choice import (
+    Candidate,
     Choice,
     Trial,
     auto_detector,
@@ -150,6 +151,17 @@ def test_the_warning_of_blindness_names_what_is_left(caplog: pytest.LogCaptureFi
         note_trials(detector, chosen, [trial], truncates=truncates)
         (message,) = caplog.messages
         assert message.endswith(f"% on {trial.dataset}); try {cures}")
+
+
+def test_the_table_is_in_the_order_of_what_was_compared() -> None:
+    def one(name: str, auroc: float, rate: float) -> Candidate:
+        return Candidate(name, (Trial("ood_val/a", 100, auroc, rate, (0.0, 1.0)),), "")
+
+    candidates = (one("knn", 0.9, 0.9), one("mds", 0.5, 0.8), one("vim", 0.7, 0.6))
+    for by, names in (("detection_rate", ["knn", "mds", "vim"]), ("auroc", ["knn", "vim", "mds"])):
+        made = Choice("knn", "", candidates, by)  # type: ignore[arg-type]
+        lines = Choice.from_json(json.loads(json.dumps(made.as_json()))).table().splitlines()[2:]
+        assert [line.split()[1] for line in lines] == names
 
 
 def test_a_detector_of_any_classifier() -> None:

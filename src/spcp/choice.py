@@ -70,6 +70,7 @@ class Choice:
     score: str
     reason: str
     candidates: tuple[Candidate, ...] = ()
+    by: By = "detection_rate"  # what they were compared by
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON holds it; `from_json` reads it again."""
@@ -81,11 +82,11 @@ class Choice:
         candidates = [
             Candidate(one["score"], trials_from_json(one["trials"]), one["problem"]) for one in table["candidates"]
         ]
-        return cls(table["score"], table["reason"], tuple(candidates))
+        return cls(table["score"], table["reason"], tuple(candidates), table.get("by", "detection_rate"))
 
     def table(self, most: int = 8) -> str:
         """Write the best candidates, in percent."""
-        shown = sorted(self.candidates, key=lambda one: (one.score != self.score, -one.mean("detection_rate")))[:most]
+        shown = sorted(self.candidates, key=lambda one: (one.score != self.score, -one.mean(self.by)))[:most]
         lines = [
             [f"{one.score} (chosen)" if one.score == self.score else one.score]
             + [_percent(one.mean_of("detection_rate", given)) for given in (True, False)]
@@ -205,9 +206,9 @@ def choose(
     measure = f"mean {'AUROC' if by == 'auroc' else f'detection rate at alpha = {alpha:g}'} on {', '.join(ood)}"
     if bool(first.problem) == bool(best.problem) and best.mean(by) <= first.mean(by) + MARGIN[by]:
         reason = f"none of {len(tried)} scores is more than {100 * MARGIN[by]:g} points better by {measure}"
-        return Choice(first.score, f"{reason}: {100 * first.mean(by):.1f} %", tuple(tried))
+        return Choice(first.score, f"{reason}: {100 * first.mean(by):.1f} %", tuple(tried), by)
     reason = f"the largest {measure}, of {len(tried)} scores: {100 * best.mean(by):.1f} %"
-    return Choice(best.score, reason, tuple(tried))
+    return Choice(best.score, reason, tuple(tried), by)
 
 
 def auto_detector(
