@@ -397,3 +397,11 @@ def test_nearest_neighbours_in_tiles(rows: int, bank: int, k: int, ties: bool) -
         f, features = f.round(), features.round()
     result = top_similarities(f, features, k).sort(1, descending=True).values
     torch.testing.assert_close(result, (f @ features.t()).sort(1, descending=True).values[:, :k])
+
+
+def test_only_what_can_be_fitted_is_applicable() -> None:
+    """A consensus is, if all of its members are; the default finds members itself."""
+    without, names = scores.applicable(["val"]), scores.applicable(["train", "val"])
+    assert {"consensus", "consensus-logits", "react", "energy"} <= set(without)
+    assert not {"consensus-large", "mds", "knn"} & set(without)
+    assert {"consensus-large", "mds", "knn", *without} <= set(names)

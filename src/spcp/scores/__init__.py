@@ -71,8 +71,8 @@ def applicable(roles: Collection[str], readable: Collection[str] | None = None) 
 
 
 def _has_members(members: Collection[str] | None, roles: Collection[str]) -> bool:
-    """Tell whether one of a consensus's members, if they are given, can be fitted on some sets."""
-    return members is None or any(set(SINGLE[name][0].fitted_on) <= set(roles) for name in members)
+    """Tell whether all of a consensus's members, if they are given, can be fitted on some sets."""
+    return members is None or all(set(SINGLE[name][0].fitted_on) <= set(roles) for name in members)
 
 
 def name_of(score: Score) -> str:
