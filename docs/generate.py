@@ -268,8 +268,8 @@ that shows them, and so does `help(spcp.Detector)` in Python.
 MODULES = (
     *("spcp", "spcp.data", "spcp.networks", "spcp.methods", "spcp.bank", "spcp.moments", "spcp.processes"),
     *("spcp.scores", "spcp.metrics"),
-    *("spcp.conformal", "spcp.config", "spcp.training", "spcp.evaluation", "spcp.calibration", "spcp.detection"),
-    *("spcp.shipping", "spcp.exported", "spcp.monitoring"),
+    *("spcp.conformal", "spcp.config", "spcp.training", "spcp.evaluation", "spcp.calibration", "spcp.choice"),
+    *("spcp.detection", "spcp.shipping", "spcp.exported", "spcp.monitoring"),
     *("spcp.tuning", "spcp.comparison", "spcp.report", "spcp.experiments"),
 )
 BASES = (Score, Method)  # their subclasses are shown without members

@@ -164,6 +164,20 @@ def test_the_table_is_in_the_order_of_what_was_compared() -> None:
         assert [line.split()[1] for line in lines] == names
 
 
+def test_inputs_also_make_proxies() -> None:
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(5)) + torch.tensor([5.0, 0.0])
+    for val in (x, x.numpy(), [(x[:200], x[:200].argmax(1)), (x[200:], x[200:].argmax(1))], iter([x])):
+        detector = auto_detector(model().network, val, ood={"large": LARGE}, alpha=0.1)
+        names = [trial["dataset"] for trial in detector.notes["trials"]]
+        assert set(names) >= {"ood_val/large", "proxy/noise", "proxy/permuted"}
+        assert all(name in Choice.from_json(detector.notes["choice"]).reason for name in names)
+        assert len(detector.calibration_scores) == len(split(300, 0.1)[1])
+    words = nn.Sequential(nn.EmbeddingBag(9, 8), nn.Linear(8, 2))  # of which no outliers are made
+    texts = [torch.randint(9, (20, length)) for length in range(2, 9)]
+    trials = auto_detector(words, iter(texts), ood={"other": torch.randint(9, (30, 3))}).notes["trials"]
+    assert [trial["dataset"] for trial in trials] == ["ood_val/other"]
+
+
 def test_a_detector_of_any_classifier() -> None:
     x = torch.randn(600, 2, generator=torch.Generator().manual_seed(5)) + torch.tensor([5.0, 0.0])
     train, val = x[:300], x[300:]

@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .bank import FeatureBank
+from .bank import FeatureBank, batches_of
 from .conformal import split
+from .data import TensorSet, proxies
 from .detector import Detector
 from .errors import InputError
 from .metrics import Interval, metrics, rate_interval
@@ -211,6 +213,14 @@ def choose(
     return Choice(best.score, reason, tuple(tried), by)
 
 
+def _outliers(batches: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> dict[str, Tensor]:
+    """Make outliers of some of the inputs and labels in batches; none where inputs are not floats of one shape."""
+    if any(not x.is_floating_point() or x.shape[1:] != batches[0][0].shape[1:] for x, _ in batches):
+        return {}
+    x, y = (torch.cat(tensors)[rows] for tensors in zip(*batches, strict=True))
+    return {f"proxy/{name}": made.x.to(x) for name, made in proxies(TensorSet("val", x, y)).items()}
+
+
 def auto_detector(
     model: nn.Module | ScoredModel,
     val: Any,
@@ -223,7 +233,8 @@ def auto_detector(
     """Return a calibrated detector whose score was chosen on OOD data (`choose`); its `notes` say why.
 
     The score is chosen on one part of `val` and calibrated on the other, so the guarantee of `Detector.calibrate`
-    holds. A warning says on which OOD data the detector is blind.
+    holds. Where `val` holds inputs, and not their bank, outliers that are made of the first part (`spcp.data.proxies`)
+    count as one half. A warning says on which outliers the detector is blind.
 
     Args:
         model: any classifier, or a `ScoredModel`.
@@ -242,11 +253,15 @@ def auto_detector(
     """
     scored = model if isinstance(model, ScoredModel) else ScoredModel(model)
     of = Detector(scored).bank  # features of anything that holds samples
-    held_out, fitted = of(val), None if train is None else of(train)
+    batches = None if isinstance(val, FeatureBank) else list(batches_of(val))
+    held_out, fitted = of(val if batches is None else batches), None if train is None else of(train)
     sets = {f"ood_val/{name}": of(data) for name, data in ood.items()}
     readable = None if scored.method is None else scored.method.readable
     names = applicable(["val"] if train is None else ["train", "val"], readable)
-    reference, rest = (held_out.take(rows) for rows in split(len(held_out), alpha, choosing=True))
+    chosen_on, others = split(len(held_out), alpha, choosing=True)
+    reference, rest = held_out.take(chosen_on), held_out.take(others)
+    if batches is not None:
+        sets |= {name: of(x) for name, x in _outliers(batches, chosen_on).items()}
     candidates: dict[str, dict[str, Any]] = {name: {} for name in (DEFAULT, *names)}
     choice = choose(scored, candidates, val=reference, train=fitted, ood=sets, alpha=alpha, by=by)
     detector = Detector(scored, choice.score)

@@ -367,6 +367,8 @@ def test_predicted_classes_stand_in_for_labels(name: str, caplog: pytest.LogCapt
 def test_bad_names_and_options() -> None:
     with pytest.raises(InputError, match=r"no score 'enrgy' \(did you mean 'energy'\?\); choose one of msp, maxlogit"):
         build_score("enrgy")
+    with pytest.raises(InputError, match=r"'auto' is no score, but chooses one; call spcp\.choice\.auto_detector"):
+        build_score("auto")
     with pytest.raises(InputError, match=r"knn: .*'K'"):
         build_score("knn", K=3)
     for name, options, message in (
