@@ -72,10 +72,18 @@ def scores() -> str:
     """Return a table of all scores, and a card for each."""
     rows, cards = [], []
     for name, (kind, options) in SCORES.items():
-        cells = (_linked(name), _code(kind.formula, table=True), FITTED_ON[kind.fitted_on], ", ".join(kind.sweep))
+        cells = (_linked(name), _code(kind.formula, table=True), _fitted_on(kind, options), ", ".join(kind.sweep))
         rows.append(f"| {' | '.join(cells)} |")
         cards.append(_card(name, _about(kind), _score_items(name, kind, options)))
     return "\n".join([SCORES_PAGE.format(note=NOTE, count=len(SCORES)) + "\n".join(rows) + "\n", *cards])
+
+
+def _fitted_on(kind: type[Score], options: Mapping[str, Any]) -> str:
+    """Return what a score is fitted on; a consensus whose members are given, only on what these need."""
+    if "members" not in options:
+        return FITTED_ON[kind.fitted_on]
+    needed = {"val"}.union(*(SCORES[member][0].fitted_on for member in options["members"]))
+    return FITTED_ON[tuple(role for role in kind.fitted_on if role in needed)]
 
 
 def _score_items(name: str, kind: type[Score], options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -86,7 +94,7 @@ def _score_items(name: str, kind: type[Score], options: Mapping[str, Any]) -> It
         yield "Searched", "; ".join(f"`{key}` {_listed(values)}" for key, values in kind.sweep.items())
     if name == "itp":
         yield "Its paper's settings", "; ".join(f"{where} {_pairs(values)}" for where, values in ITP_OPTIONS.items())
-    yield "Fitted on", FITTED_ON[kind.fitted_on]
+    yield "Fitted on", _fitted_on(kind, options)
     wrong = [f"`{method}`" for method, (trained, _) in METHODS.items() if kind.reads not in trained.readable]
     if wrong:
         yield "Not for", f"networks trained by {', '.join(wrong)}"
@@ -260,8 +268,8 @@ that shows them, and so does `help(spcp.Detector)` in Python.
 MODULES = (
     *("spcp", "spcp.data", "spcp.networks", "spcp.methods", "spcp.bank", "spcp.moments", "spcp.processes"),
     *("spcp.scores", "spcp.metrics"),
-    *("spcp.conformal", "spcp.config", "spcp.training", "spcp.evaluation", "spcp.calibration", "spcp.detection"),
-    *("spcp.shipping", "spcp.exported", "spcp.monitoring"),
+    *("spcp.conformal", "spcp.config", "spcp.training", "spcp.evaluation", "spcp.calibration", "spcp.choice"),
+    *("spcp.detection", "spcp.shipping", "spcp.exported", "spcp.monitoring"),
     *("spcp.tuning", "spcp.comparison", "spcp.report", "spcp.experiments"),
 )
 BASES = (Score, Method)  # their subclasses are shown without members

@@ -1,19 +1,33 @@
 from __future__ import annotations
 
 import json
+import math
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
+from spcp import choice, scores
 from spcp.bank import FeatureBank
-from spcp.choice import Choice, Trial, auto_detector, choose, problem, trials_from_json, try_detector
+from spcp.choice import (
+    Candidate,
+    Choice,
+    Trial,
+    auto_detector,
+    choose,
+    note_trials,
+    problem,
+    trials_from_json,
+    try_detector,
+)
 from spcp.conformal import split
 from spcp.detector import Detector
 from spcp.errors import InputError
 from spcp.model import ScoredModel
+from spcp.scores import Score
 
+CALIBRATE = "spcp calibrate RUN --score"
 SCORES = {"consensus-logits": {}, "energy": {}, "knn": {"k": 5}}
 
 
@@ -103,6 +117,8 @@ def test_trials() -> None:
     assert (small.auroc, small.detection_rate) == (1.0, 1.0)
     assert small.interval[0] < 1.0 == small.interval[1]
     assert trials_from_json(json.loads(json.dumps([vars(large)]))) == (large,)
+    (odd,) = try_detector(detector, {"ood_val/odd": bank(torch.tensor([[math.nan, 0.0], [50.0, 50.0]]))})
+    assert (odd.samples, odd.auroc, odd.detection_rate) == (2, 0.5, 0.5)  # what is not a number is flagged
 
 
 def test_problem() -> None:
@@ -116,6 +132,50 @@ def test_problem() -> None:
     assert "proxy/blended" in problem([trial("proxy/blended", 0.4, 0.06), good], 0.05)
     assert "on ood_val/cars" in problem([trial("ood_val/cars", 0.7, 0.06), good], 0.05)
     assert problem([trial("ood_val/cars", 0.7, 0.06), good], 0.01) == ""
+
+
+def test_the_warning_of_blindness_names_what_is_left(caplog: pytest.LogCaptureFixture) -> None:
+    detector = Detector(model(), "energy").calibrate(ID["val"])
+    blind = Trial("ood_val/a", 100, 0.1, 0.0, (0.0, 0.1))
+    made = Trial("proxy/noise", 100, 0.1, 0.0, (0.0, 0.1))
+    tried = choose(model(), {"energy": {}}, **ID, ood={"ood_val/large": LARGE})
+    another = "another score, which spcp scores lists"
+    for chosen, trial, truncates, cures in (
+        (Choice("energy", "named"), blind, False, f"{CALIBRATE} consensus, {CALIBRATE} auto or {another}"),
+        (Choice("consensus", "the default"), blind, False, f"{CALIBRATE} auto or {another}"),
+        (Choice("consensus", "the default"), made, True, f"training with --rho-norm 0 or {another}"),
+        (tried, blind, True, "training with --rho-norm 0 or another network"),
+        (tried, blind, False, "another network"),
+    ):
+        caplog.clear()
+        note_trials(detector, chosen, [trial], truncates=truncates)
+        (message,) = caplog.messages
+        assert message.endswith(f"% on {trial.dataset}); try {cures}")
+
+
+def test_the_table_is_in_the_order_of_what_was_compared() -> None:
+    def one(name: str, auroc: float, rate: float) -> Candidate:
+        return Candidate(name, (Trial("ood_val/a", 100, auroc, rate, (0.0, 1.0)),), "")
+
+    candidates = (one("knn", 0.9, 0.9), one("mds", 0.5, 0.8), one("vim", 0.7, 0.6))
+    for by, names in (("detection_rate", ["knn", "mds", "vim"]), ("auroc", ["knn", "vim", "mds"])):
+        made = Choice("knn", "", candidates, by)  # type: ignore[arg-type]
+        lines = Choice.from_json(json.loads(json.dumps(made.as_json()))).table().splitlines()[2:]
+        assert [line.split()[1] for line in lines] == names
+
+
+def test_inputs_also_make_proxies() -> None:
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(5)) + torch.tensor([5.0, 0.0])
+    for val in (x, x.numpy(), [(x[:200], x[:200].argmax(1)), (x[200:], x[200:].argmax(1))], iter([x])):
+        detector = auto_detector(model().network, val, ood={"large": LARGE}, alpha=0.1)
+        names = [trial["dataset"] for trial in detector.notes["trials"]]
+        assert set(names) >= {"ood_val/large", "proxy/noise", "proxy/permuted"}
+        assert all(name in Choice.from_json(detector.notes["choice"]).reason for name in names)
+        assert len(detector.calibration_scores) == len(split(300, 0.1)[1])
+    words = nn.Sequential(nn.EmbeddingBag(9, 8), nn.Linear(8, 2))  # of which no outliers are made
+    texts = [torch.randint(9, (20, length)) for length in range(2, 9)]
+    trials = auto_detector(words, iter(texts), ood={"other": torch.randint(9, (30, 3))}).notes["trials"]
+    assert [trial["dataset"] for trial in trials] == ["ood_val/other"]
 
 
 def test_a_detector_of_any_classifier() -> None:
@@ -144,3 +204,53 @@ def test_the_promise_of_auto() -> None:
         rates.append(auto_detector(net, val, ood={"close": ood}, alpha=0.1).detect(new).is_ood.double().mean())
     mean, deviation = torch.stack(rates).mean(), torch.stack(rates).std()
     assert mean <= 0.1 + 3 * deviation / 60**0.5
+
+
+class Feature(Score):
+    """One feature: of noise, as good as any other."""
+
+    def __init__(self, *, index: int = 0) -> None:
+        super().__init__()
+        self.index = index
+
+    def score(self, h: torch.Tensor, z: torch.Tensor, head: nn.Linear) -> torch.Tensor:
+        return h[:, self.index]
+
+
+def test_the_samples_that_chose_do_not_calibrate(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The best of many equal scores is so by chance, and only on the samples that chose it."""
+    names = [f"feature {i}" for i in range(20)]
+    for i, name in enumerate(names):
+        monkeypatch.setitem(scores.SCORES, name, (Feature, {"index": i}))  # type: ignore[arg-type]
+    monkeypatch.setattr(choice, "applicable", lambda *_: names[1:])
+    monkeypatch.setattr(choice, "DEFAULT", names[0])
+    chosen_on: list[FeatureBank] = []
+
+    def watched(*args: Any, **options: Any) -> Choice:
+        chosen_on.append(options["val"])
+        return choose(*args, **options)
+
+    def same(n: int, alpha: float, *, choosing: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen, rest = split(n, alpha, choosing=choosing)
+        return (chosen, chosen) if choosing else (chosen, rest)
+
+    def noise(rows: int, rng: torch.Generator) -> FeatureBank:
+        h = torch.randn(rows, len(names), generator=rng)
+        return FeatureBank.of(h, torch.zeros(rows, 2), torch.zeros(rows, dtype=torch.int64))
+
+    def false_alarm_rates() -> torch.Tensor:
+        rng, net = torch.Generator().manual_seed(0), ScoredModel(nn.Linear(len(names), 2))
+        rates = []
+        for _ in range(40):
+            detector = auto_detector(net, noise(80, rng), ood={"like": noise(50, rng)}, alpha=0.1)
+            seen = set(chosen_on[-1].features.flatten().tolist())
+            assert seen.isdisjoint(detector.calibration_scores.tolist()) is (choice.split is split)
+            rates.append(torch.special.ndtr(detector.score_thresholds[0].double()))  # of new ID samples, exactly
+        return torch.stack(rates)
+
+    monkeypatch.setattr(choice, "choose", watched)
+    rates = false_alarm_rates()
+    assert rates.mean() <= 0.1 + 3 * rates.std() / 40**0.5
+    monkeypatch.setattr(choice, "split", same)
+    wrong = false_alarm_rates()
+    assert wrong.mean() > 0.1 + 3 * wrong.std() / 40**0.5

@@ -24,7 +24,7 @@ from torch import nn
 from spcp import SPCPLinear, apply_spcp, config, data, networks, remove_spcp, training
 from spcp.bank import FeatureBank
 from spcp.conformal import split
-from spcp.detector import Detector, read_notes
+from spcp.detector import Detector, Reasons, read_notes
 from spcp.errors import InputError
 from spcp.files import read_tensors, write_tensors
 from spcp.methods import CrossEntropy
@@ -429,6 +429,31 @@ def test_what_a_score_is_fitted_on_is_not_calibrated_on(tmp_path: Path, score: s
     assert len(given.calibrate(x[100:]).calibration_scores) == 900  # nothing has to be set apart
 
 
+@pytest.mark.parametrize("score", ["consensus", "react", "klm", "two-views"])
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_held_out_samples_that_are_not_finite_are_one_sentence(score: str, value: float) -> None:
+    x = torch.randn(300, 4)
+    detector = Detector(model(), score).fit([(x, torch.arange(300) % 3)])
+    reference, rest = split(300, 0.05)
+    for part, message in ((reference, "ID samples have features that are not finite"), (rest, "are not a number")):
+        odd = x.clone()
+        odd[part[0]] = value
+        with pytest.raises(InputError, match=f"1 of {len(part)} .*{message}.*; check the inputs"):
+            detector.calibrate(odd)
+    with pytest.raises(InputError, match="1 of 1 ID samples have features that are not finite; check the inputs"):
+        detector.fit_held_out(torch.full((1, 4), value))
+
+
+def test_held_out_samples_whose_scores_overflow_are_one_sentence() -> None:
+    x = torch.randn(300, 4)
+    odd = x.clone()
+    odd[split(300, 0.05)[0][0]] = 1e30
+    with pytest.raises(
+        InputError, match=r"1 of \d+ held-out ID samples have scores that are not finite; check the inputs"
+    ):
+        Detector(model()).fit([(x, torch.arange(300) % 3)]).calibrate(odd)
+
+
 def test_the_promise_of_the_default() -> None:
     """At most alpha of new ID samples are flagged, on average over calibration sets of 60 samples."""
     rng = torch.Generator().manual_seed(0)
@@ -473,21 +498,55 @@ def test_explain_says_which_members_and_features() -> None:
     assert str(far).startswith("OOD, p = ")
     (single,) = Detector(net, "energy").calibrate(x).explain(new[:1])
     assert single.members == {"energy": single.p_value}
+    for given in (new.numpy(), [new[:4], new[4:]], iter([new]), detector.bank(new)):
+        explained = detector.explain(given)
+        assert [reason.is_ood for reason in explained] == detection.is_ood.tolist()
+        assert [reason.members for reason in explained] == [pytest.approx(reason.members) for reason in reasons]
+    with pytest.raises(InputError, match="ODIN needs inputs, not features"):
+        Detector(net, "odin").calibrate(x).explain(detector.bank(new))
+
+
+def test_what_is_flagged_is_raised_by_some_member() -> None:
+    x, y = torch.randn(300, 4), torch.randint(3, (300,))
+    detector = Detector(model()).fit([(x, y)]).calibrate(torch.randn(200, 4), alpha=0.1)
+    new = torch.cat([1.5 * torch.randn(2000, 4), torch.full((1, 4), math.nan)])
+    flagged = [reason for reason in detector.explain(new) if reason.is_ood]
+    assert all(reason.raised_by() for reason in flagged)
+    together = [reason for reason in flagged if min(reason.members.values()) > 0.1]  # all members are undecided
+    assert together
+    assert all(
+        reason.raised_by() == [min(reason.members, key=lambda name: reason.members[name])] for reason in together
+    )
+    assert any(len(reason.raised_by()) > len(reason.raised_by(0.05)) for reason in flagged)  # 0.1 is the detector's
+    assert set(flagged[-1].raised_by()) == set(MEMBERS["default"])  # of NaN
+    quiet = Reasons(0, 0.0, 0.5, False, {"energy": 0.5}, None)
+    assert quiet.raised_by() == []
 
 
 @pytest.mark.parametrize("norm", [nn.BatchNorm1d, nn.LayerNorm])
 def test_random_weights_are_named(norm: type[nn.Module], caplog: pytest.LogCaptureFixture) -> None:
     network = nn.Sequential(nn.Linear(4, 16), norm(16), nn.ReLU(), nn.Linear(16, 3))
     x = torch.randn(100, 4)
-    Detector(network).calibrate(x)
+    Detector(network, "energy").calibrate(x)
     assert "the network has random weights" in caplog.text
     caplog.clear()
     optimizer = torch.optim.SGD(network.parameters(), 0.1)
     network(x).square().mean().backward()
     optimizer.step()
-    Detector(network).calibrate(x)
-    Detector(model()).calibrate(x)  # has no normalisation, so nobody can tell
+    Detector(network, "energy").calibrate(x)
+    Detector(model(), "energy").calibrate(x)  # has no normalisation, so nobody can tell
     assert not caplog.text
+
+
+def test_a_consensus_without_training_data_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    x = torch.randn(100, 4)
+    Detector(model()).fit([(x, torch.arange(100) % 3)]).calibrate(x)
+    Detector(model(), "consensus-logits").calibrate(x)
+    Detector(model(), "react").calibrate(x)
+    assert not caplog.messages
+    Detector(model()).calibrate(x).calibrate(x)
+    (message,) = caplog.messages
+    assert message == "the consensus has no training data, and takes scores of logits alone; call fit with some"
 
 
 @pytest.mark.parametrize("shape", [(1, 12, 12), (4,)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -139,7 +140,8 @@ def in_one_graph(names: Sequence[str], module: nn.Module, x: Tensor) -> dict[str
 @pytest.fixture(scope="module")
 def all_scores() -> dict[str, tuple[np.ndarray, Tensor]]:
     head = make_head(truncates=True)
-    return in_one_graph(NAMES, Together(head), make_data(head, 40, 2).features)
+    odd = torch.tensor([[math.nan], [math.inf]]).expand(2, head.in_features)
+    return in_one_graph(NAMES, Together(head), torch.cat([make_data(head, 40, 2).features, odd]))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -147,6 +149,7 @@ def test_every_score_in_onnxruntime(all_scores: dict[str, tuple[np.ndarray, Tens
     found, expected = all_scores[name]
     rough = 1e-3 if name.startswith(("consensus", "two-views")) else 1e-4  # made of p-values, between close samples
     np.testing.assert_allclose(found, expected, rtol=rough, atol=rough)
+    assert np.isnan(found).tolist() == [False] * 40 + [True] * 2  # features that are not finite
 
 
 class Networks(nn.Module):

@@ -171,6 +171,7 @@ def test_the_code_of_the_other_pages_runs(name: str) -> None:
         "epochs": 2,
         "train_loader": [(batch, torch.arange(len(batch)) % 10) for batch in x.split(20)],
         "x_validation": torch.randn(100, 1, 28, 28),
+        "x_ood": 9 * torch.randn(50, 1, 28, 28),
         "x_new": x[:9],
     }
     text = (ROOT / f"docs/{name}.md").read_text()

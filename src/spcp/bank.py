@@ -28,7 +28,7 @@ from .data.sets import inputs_and_labels
 from .errors import InputError
 from .files import read_tensors, stacked, write_tensors
 from .model import ScoredModel
-from .moments import Moments, S, merge, percentiles
+from .moments import Moments, S, Sum, merge, percentiles
 from .progress import track
 
 _log = logging.getLogger("spcp")
@@ -195,6 +195,14 @@ class FeatureBank:
     def accuracy(self) -> float:
         """Return the share of samples that are classified correctly."""
         return float((self.predictions == self.labels).double().mean())
+
+    def check_finite(self) -> None:
+        """Raise an error where features are not finite: nothing can be fitted on them."""
+        (count,) = self.merged(lambda part: Sum.of((~part.features.isfinite().all(1)).sum())).values
+        if count:
+            raise InputError(
+                f"{int(count)} of {len(self)} ID samples have features that are not finite; check the inputs"
+            )
 
     def take(self, rows: Tensor) -> FeatureBank:
         """Return the bank of some rows, given by sorted indices."""

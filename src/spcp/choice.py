@@ -8,10 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
-from .bank import FeatureBank
+from .bank import FeatureBank, batches_of
 from .conformal import split
+from .data import TensorSet, proxies
 from .detector import Detector
 from .errors import InputError
 from .metrics import Interval, metrics, rate_interval
@@ -70,6 +72,7 @@ class Choice:
     score: str
     reason: str
     candidates: tuple[Candidate, ...] = ()
+    by: By = "detection_rate"  # what they were compared by
 
     def as_json(self) -> dict[str, Any]:
         """Return the record as JSON holds it; `from_json` reads it again."""
@@ -81,11 +84,11 @@ class Choice:
         candidates = [
             Candidate(one["score"], trials_from_json(one["trials"]), one["problem"]) for one in table["candidates"]
         ]
-        return cls(table["score"], table["reason"], tuple(candidates))
+        return cls(table["score"], table["reason"], tuple(candidates), table.get("by", "detection_rate"))
 
     def table(self, most: int = 8) -> str:
         """Write the best candidates, in percent."""
-        shown = sorted(self.candidates, key=lambda one: (one.score != self.score, -one.mean("detection_rate")))[:most]
+        shown = sorted(self.candidates, key=lambda one: (one.score != self.score, -one.mean(self.by)))[:most]
         lines = [
             [f"{one.score} (chosen)" if one.score == self.score else one.score]
             + [_percent(one.mean_of("detection_rate", given)) for given in (True, False)]
@@ -111,7 +114,8 @@ def try_detector(detector: Detector, sets: Mapping[str, Any]) -> tuple[Trial, ..
     for name, data in sets.items():
         detection = detector.detect(data)
         count, flagged = len(detection.is_ood), int(detection.is_ood.sum())
-        area = metrics(detector.calibration_scores, detection.scores, resamples=1).auroc
+        scores = detection.scores.masked_fill(detection.scores.isnan(), -math.inf)  # flagged, whatever the threshold
+        area = metrics(detector.calibration_scores, scores, resamples=1).auroc
         trials.append(Trial(name, count, area, flagged / count, rate_interval(flagged, count)))
     return tuple(trials)
 
@@ -145,11 +149,19 @@ def note_trials(detector: Detector, choice: Choice, trials: Sequence[Trial], *, 
     detector.notes |= {"choice": choice.as_json(), "trials": [asdict(trial) for trial in trials]}
     blind = problem(trials, detector.alpha)
     if blind:
-        cures = [] if choice.score == DEFAULT else [f"--score {DEFAULT}"]
-        cures += ["--score auto with OOD validation data (--ood-val)", "another score"]
-        cures += ["training with --rho-norm 0"] if truncates else []
-        text = "%s: this detector is blind to some inputs (%s); try %s or %s"
-        _log.error(text, choice.score, blind, ", ".join(cures[:-1]), cures[-1])  # --quiet shows it, too
+        text = "%s: this detector is blind to some inputs (%s); try %s"
+        *others, last = _cures(choice, any(trial.given for trial in trials), truncates)
+        _log.error(text, choice.score, blind, f"{', '.join(others)} or {last}" if others else last)  # also with --quiet
+
+
+def _cures(choice: Choice, has_ood: bool, truncates: bool) -> list[str]:
+    """Return what is left to try against blindness."""
+    training = ["training with --rho-norm 0"] if truncates else []
+    if choice.candidates:  # the other scores were tried
+        return [*training, "another network"]
+    names = [DEFAULT] * (choice.score != DEFAULT) + ["auto"] * has_ood
+    named = [f"spcp calibrate RUN --score {name}" for name in names]
+    return [*named, *training, "another score, which spcp scores lists"]
 
 
 def choose(
@@ -196,9 +208,17 @@ def choose(
     measure = f"mean {'AUROC' if by == 'auroc' else f'detection rate at alpha = {alpha:g}'} on {', '.join(ood)}"
     if bool(first.problem) == bool(best.problem) and best.mean(by) <= first.mean(by) + MARGIN[by]:
         reason = f"none of {len(tried)} scores is more than {100 * MARGIN[by]:g} points better by {measure}"
-        return Choice(first.score, f"{reason}: {100 * first.mean(by):.1f} %", tuple(tried))
+        return Choice(first.score, f"{reason}: {100 * first.mean(by):.1f} %", tuple(tried), by)
     reason = f"the largest {measure}, of {len(tried)} scores: {100 * best.mean(by):.1f} %"
-    return Choice(best.score, reason, tuple(tried))
+    return Choice(best.score, reason, tuple(tried), by)
+
+
+def _outliers(batches: Sequence[tuple[Tensor, Tensor]], rows: Tensor) -> dict[str, Tensor]:
+    """Make outliers of some of the inputs and labels in batches; none where inputs are not floats of one shape."""
+    if any(not x.is_floating_point() or x.shape[1:] != batches[0][0].shape[1:] for x, _ in batches):
+        return {}
+    x, y = (torch.cat(tensors)[rows] for tensors in zip(*batches, strict=True))
+    return {f"proxy/{name}": made.x.to(x) for name, made in proxies(TensorSet("val", x, y)).items()}
 
 
 def auto_detector(
@@ -213,7 +233,8 @@ def auto_detector(
     """Return a calibrated detector whose score was chosen on OOD data (`choose`); its `notes` say why.
 
     The score is chosen on one part of `val` and calibrated on the other, so the guarantee of `Detector.calibrate`
-    holds. A warning says on which OOD data the detector is blind.
+    holds. Where `val` holds inputs, and not their bank, outliers that are made of the first part (`spcp.data.proxies`)
+    count as one half. A warning says on which outliers the detector is blind.
 
     Args:
         model: any classifier, or a `ScoredModel`.
@@ -232,11 +253,15 @@ def auto_detector(
     """
     scored = model if isinstance(model, ScoredModel) else ScoredModel(model)
     of = Detector(scored).bank  # features of anything that holds samples
-    held_out, fitted = of(val), None if train is None else of(train)
+    batches = None if isinstance(val, FeatureBank) else list(batches_of(val))
+    held_out, fitted = of(val if batches is None else batches), None if train is None else of(train)
     sets = {f"ood_val/{name}": of(data) for name, data in ood.items()}
     readable = None if scored.method is None else scored.method.readable
     names = applicable(["val"] if train is None else ["train", "val"], readable)
-    reference, rest = (held_out.take(rows) for rows in split(len(held_out), alpha, choosing=True))
+    chosen_on, others = split(len(held_out), alpha, choosing=True)
+    reference, rest = held_out.take(chosen_on), held_out.take(others)
+    if batches is not None:
+        sets |= {name: of(x) for name, x in _outliers(batches, chosen_on).items()}
     candidates: dict[str, dict[str, Any]] = {name: {} for name in (DEFAULT, *names)}
     choice = choose(scored, candidates, val=reference, train=fitted, ood=sets, alpha=alpha, by=by)
     detector = Detector(scored, choice.score)

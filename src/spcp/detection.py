@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -25,7 +26,9 @@ Decided = Detection | list[Reasons]
 Decide = Callable[[Any], Decided]  # about a batch
 
 BATCH = 64
-FIELDS = {"file": str, "is_ood": bool, "p_value": float, "class": str, "score": float, "members": dict, "problem": str}
+EXPLAINED = {"members": dict, "raised_by": str, "features": dict, "truncated": str}  # fields of `explain` alone
+FIELDS = {"file": str, "is_ood": bool, "p_value": float, "class": str, "score": float, **EXPLAINED, "problem": str}
+_FEATURES = 5  # that are listed, those with the largest contributions
 _IN_VAIN = 1000  # inputs that are not there, after which the rest is not looked for before the first result
 
 
@@ -39,7 +42,7 @@ class FileDetection:
     score: float | None = None
     class_name: str | None = None
     problem: str = ""
-    members: Mapping[str, float] | None = None  # p-values by member of a consensus, if asked for
+    explained: Mapping[str, Any] | None = None  # `EXPLAINED`, if asked for
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields by name, for tables and JSON; the problem only where there is one."""
@@ -50,8 +53,7 @@ class FileDetection:
             "class": self.class_name,
             "score": self.score,
         }
-        record |= {"members": dict(self.members)} if self.members is not None else {}
-        return record | ({"problem": self.problem} if self.problem else {})
+        return record | dict(self.explained or {}) | ({"problem": self.problem} if self.problem else {})
 
 
 @dataclass
@@ -120,7 +122,7 @@ def detect_files(
         detector: a calibrated detector, or an exported one.
         inputs: what its network takes.
         samples: those of `find_files`.
-        explain: add the p-values of the members of a consensus.
+        explain: add the p-values of the members of a consensus, and the features that carried the prediction.
         batch_size: how many samples are decoded, and decided about, together.
         workers: processes that decode; by default one for each core, at most 8, and none for a single batch.
     """
@@ -259,6 +261,19 @@ def _results(decided: Decided, names: Iterable[str], inputs: Inputs) -> Iterator
     if isinstance(decided, Detection):
         columns = zip(*(column.tolist() for column in decided), itertools.repeat(None))
     else:
-        columns = ((r.prediction, r.score, r.p_value, r.is_ood, r.members) for r in decided)  # type: ignore[assignment]
-    for (prediction, score, p_value, is_ood, members), name in zip(columns, names, strict=False):  # no name too many
-        yield FileDetection(name, is_ood, p_value, score, inputs.class_names[prediction], members=members)
+        columns = ((r.prediction, r.score, r.p_value, r.is_ood, _explained(r)) for r in decided)  # type: ignore[assignment]
+    for (prediction, score, p_value, is_ood, explained), name in zip(columns, names, strict=False):  # no name too many
+        yield FileDetection(name, is_ood, p_value, score, inputs.class_names[prediction], explained=explained)
+
+
+def _explained(reasons: Reasons) -> dict[str, Any]:
+    """Return the reasons in short: p-values by member, and the largest contributions by the number of the feature."""
+    made_of = reasons.contributions
+    top = [] if made_of is None else made_of.features[:_FEATURES].tolist()
+    largest = {} if made_of is None else {str(d): made_of.contributions[d].item() for d in top}
+    return {
+        "members": dict(reasons.members),
+        "raised_by": ", ".join(reasons.raised_by()),
+        "features": {d: c for d, c in largest.items() if math.isfinite(c)},
+        "truncated": ", ".join(str(d) for d in top if made_of is not None and made_of.is_truncated[d]),
+    }

@@ -66,6 +66,7 @@ class Reasons:
         is_ood: whether it is flagged.
         members: the p-value of each member of a consensus, the smallest first; of another score, its own.
         contributions: which features carried the prediction; None where no single linear layer makes the logits.
+        alpha: the false alarm rate that the detector is calibrated for.
     """
 
     prediction: int
@@ -74,10 +75,16 @@ class Reasons:
     is_ood: bool
     members: Mapping[str, float]
     contributions: Explanation | None
+    alpha: float = 0.05
 
-    def raised_by(self, alpha: float = 0.05) -> list[str]:
-        """Return the members for which the sample alone would be among the alpha least usual ID samples."""
-        return [name for name, p in self.members.items() if p <= alpha]
+    def raised_by(self, alpha: float | None = None) -> list[str]:
+        """Return the members for which the sample alone would be among the alpha least usual ID samples.
+
+        By default alpha is the detector's. Where members flag a sample only together, it is the one with the smallest
+        p-value.
+        """
+        raised = [name for name, p in self.members.items() if p <= (self.alpha if alpha is None else alpha)]
+        return raised or list(self.members)[: int(self.is_ood)]
 
     def __str__(self) -> str:
         verdict = "OOD" if self.is_ood else "ID"
@@ -100,7 +107,8 @@ class Detector(nn.Module):
 
     Example:
         >>> model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 3))
-        >>> detector = Detector(model).calibrate(torch.randn(200, 4), alpha=0.05)
+        >>> detector = Detector(model).fit([(torch.randn(300, 4), torch.randint(3, (300,)))])  # training data
+        >>> detector = detector.calibrate(torch.randn(200, 4), alpha=0.05)
         >>> detector.detect(torch.randn(2, 4)).is_ood.shape
         torch.Size([2])
     """
@@ -156,9 +164,13 @@ class Detector(nn.Module):
         Otherwise `calibrate` sets some of its samples apart for that.
         """
         if "val" in self.score.fitted_on:
-            self.score.fit_held_out(self.bank(data), self.model.head)
+            self._fit_held_out(self.bank(data))
             self.splits = False
         return self
+
+    def _fit_held_out(self, bank: FeatureBank) -> None:
+        bank.check_finite()
+        self.score.fit_held_out(bank, self.model.head)
 
     @torch.no_grad()
     def scores(self, data: Any) -> tuple[Tensor, Tensor]:
@@ -200,9 +212,11 @@ class Detector(nn.Module):
         if is_untrained(self.model.network):
             _log.warning("the network has random weights: its normalisation layers are as they were made; load some")
         if self.splits:
+            if isinstance(self.score, Consensus) and self.score.members is None:
+                _log.warning("the consensus has no training data, and takes scores of logits alone; call fit with some")
             bank = self.bank(data)
             reference, rest = split(len(bank), alpha, delta)
-            self.score.fit_held_out(bank.take(reference), self.model.head)
+            self._fit_held_out(bank.take(reference))
             data = bank.take(rest)
         predictions, scores = self.scores(data)
         groups, thresholds = calibrated(scores, predictions if by_class else None, self.model.num_classes, alpha, delta)
@@ -249,27 +263,29 @@ class Detector(nn.Module):
             return False
 
     @torch.no_grad()
-    def explain(self, x: Tensor) -> list[Reasons]:
-        """Say for each input of a batch what the decision about it is, which members raised it, and on which features.
+    def explain(self, data: Any) -> list[Reasons]:
+        """Say for each input what the decision about it is, which members raised it, and on which features.
 
-        The p-values of members are shares of held-out ID samples that score lower; the decision's own p-value is that
-        of their combination.
+        It takes what `detect` takes: inputs (a tensor, or batches of them), or a bank. The p-values of members are
+        shares of held-out ID samples that score lower; the decision's own p-value is that of their combination.
         """
-        detection = self.detect(x)
+        if not isinstance(data, Tensor | np.ndarray | FeatureBank):
+            data = list(batches_of(data))  # is gone through twice
+        detection, bank = self.detect(data), self.bank(data)
         names, p = [name_of(self.score)], detection.p_values[:, None]
-        contributions: Sequence[Explanation | None] = [None] * len(x)
-        features, logits, _ = self.model.outputs(x.to(self.model.device))
+        contributions: Sequence[Explanation | None] = [None] * len(bank)
+        features, logits = bank.features.to(self.model.device), bank.logits.to(self.model.device)
         head, method = self.model.head, self.model.method
         if isinstance(self.score, Consensus):
             names = list(self.score.parts)
-            p = self.score.log_p_values(features.float(), logits.float(), head).exp().cpu()
+            p = self.score.log_p_values(features, logits, head).exp().nan_to_num(0.0).cpu()  # NaN: as in `p_values`
         if method is None or "weights" in method.readable:
             contributions = explanations_of(entering(features, head), logits, head)
         reasons = []
         columns = zip(*(column.tolist() for column in detection), p.tolist(), contributions, strict=True)
         for prediction, score, p_value, is_ood, values, explanation in columns:
             members = dict(sorted(zip(names, values, strict=True), key=lambda item: item[1]))
-            reasons.append(Reasons(prediction, score, p_value, is_ood, members, explanation))
+            reasons.append(Reasons(prediction, score, p_value, is_ood, members, explanation, self.alpha or 0.0))
         return reasons
 
     def _check_calibrated(self) -> None:

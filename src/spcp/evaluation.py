@@ -324,6 +324,7 @@ class Evaluation:
         if "train" in score.fitted_on and "train" in sets:
             score.fit(self.bank("train"), self.model.head)
         if "val" in score.fitted_on:
+            self.bank("val").check_finite()
             score.fit_held_out(self.bank("val"), self.model.head)
         return score
 

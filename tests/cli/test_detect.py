@@ -137,13 +137,17 @@ def test_a_terminal_shows_id_or_ood(
     assert {"OOD", "ID", "unreadable"} <= set(verdicts.values())
 
 
-def test_explain_adds_the_members(run: Spcp, trained: Path, photos: Path) -> None:
+def test_explain_adds_members_and_features(run: Spcp, trained: Path, photos: Path) -> None:
     (row,) = json.loads(run("detect", photos / "ood" / "0.png", "--run", trained, "--explain", "--json").out)
     assert set(row["members"]) == set(MEMBERS["default"])
     assert list(row["members"].values()) == sorted(row["members"].values())  # the least usual first
+    assert row["raised_by"].split(", ")[0] == next(iter(row["members"]))
+    assert len(row["features"]) == 5
+    assert list(row["features"].values()) == sorted(row["features"].values(), reverse=True)
+    assert set(filter(None, row["truncated"].split(", "))) <= set(row["features"])
     (plain,) = json.loads(run("detect", photos / "ood" / "0.png", "--run", trained, "--json").out)
     assert {key: row[key] for key in plain} == plain
-    assert "members" not in plain
+    assert not {"members", "raised_by", "features", "truncated"} & set(plain)
 
 
 def test_one_bad_input_is_one_row(run: Spcp, trained: Path, photos: Path, tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import training_run
 
 from spcp import report, training
 from spcp.calibration import calibrate_run
-from spcp.choice import Choice
+from spcp.choice import Choice, trials_from_json
 from spcp.data import Benchmark, TensorSet, take
 from spcp.errors import InputError
 from spcp.metrics import compare
@@ -141,6 +141,11 @@ def test_the_report_says_how_the_score_was_chosen(runs: list[Path], data: Benchm
         assert choice.score in text
         assert choice.reason in text
         assert "proxy/scrambled" in text
+        assert "detected of OOD data" in text
+        assert "detected of proxies" in text
+        for trial in trials_from_json(detector.notes["trials"]):
+            low, high = trial.interval
+            assert f"{100 * trial.detection_rate:.1f} ({100 * low:.1f} to {100 * high:.1f})" in text
 
 
 def test_the_report_shows_the_decision_of_the_calibrated_detector(runs: list[Path], data: Benchmark) -> None:
@@ -151,6 +156,15 @@ def test_the_report_shows_the_decision_of_the_calibrated_detector(runs: list[Pat
     assert made == {"consensus": "recommended", "knn": "calibrated", "energy": ""}
     assert "knn with SPCP (rho_norm 1) (calibrated) flags" in summarize(study)[0]
     run.detector_path.unlink()
+
+
+@pytest.mark.parametrize("score", ["consensus-large", "consensus-logits"])
+def test_the_report_adds_the_score_of_the_shipped_detector(runs: list[Path], data: Benchmark, score: str) -> None:
+    run = runs[2] if isinstance(runs[2], Run) else Run.open(runs[2])
+    calibrate_run(run, score, benchmark=data)
+    made = {one.score: one.role for one in decisions(report.gather([run], benchmark=data))}
+    run.detector_path.unlink()
+    assert made[score] == "calibrated"
 
 
 def test_a_single_run_has_intervals(runs: list[Path], data: Benchmark) -> None:

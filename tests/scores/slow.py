@@ -262,7 +262,7 @@ def itp(
             z[i, k] = b[k]
             for d in range(D):
                 contribution = W[k, d] * h[i, d]
-                if mu[k, d] > threshold and contribution < mu[k, d] + l * sigma[k, d]:
+                if mu[k, d] > threshold and not contribution >= mu[k, d] + l * sigma[k, d]:
                     if lam is not None:
                         contribution = min(contribution, lam)
                     z[i, k] += contribution

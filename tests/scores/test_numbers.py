@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 
 import pytest
@@ -96,3 +97,14 @@ def test_networks_of_other_precision(name: str, dtype: torch.dtype) -> None:
     result = detector.fit([(x, torch.arange(99) % 5)]).calibrate(x).detect(torch.randn(9, 4, dtype=dtype))
     assert result.scores.isfinite().all()
     assert result.p_values.isfinite().all()
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_inputs_that_are_not_finite_are_flagged(name: str) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 5))
+    detector = Detector(network, build_score(name, **OPTIONS.get(name, {})))
+    x = torch.randn(99, 4)
+    detector.fit([(x, torch.arange(99) % 5)]).calibrate(x)
+    odd = torch.tensor([[math.nan] * 4, [math.inf] * 4, [0, math.nan, 0, 0], [0, math.inf, 0, 0], [0, 0, 0, -math.inf]])
+    assert detector.detect(odd).is_ood.all()

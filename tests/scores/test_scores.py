@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -182,6 +183,20 @@ class TestEvery:
         with torch.no_grad():
             assert score(h, head(h), head).isfinite().all()
 
+    @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+    @pytest.mark.parametrize("where", [slice(None), slice(3, 4)], ids=["all", "one"])
+    def test_features_that_are_not_finite_score_nan(
+        self, name: str, head: nn.Linear, where: slice, value: float
+    ) -> None:
+        """So a detector flags them; the other rows of a batch score as without them."""
+        data, score = make_data(head, 3, 2), fitted(name, head)
+        h = data.features.clone()
+        h[1, where] = value
+        with torch.no_grad():
+            found, expected = score(h, head(h), head), score.scores(data, head)
+        assert found.isnan().tolist() == [False, True, False]
+        torch.testing.assert_close(found[::2], expected[::2], rtol=1e-4, atol=1e-4)
+
     def test_heads_of_other_precision(self, name: str, head: nn.Linear) -> None:
         data, score = make_data(head, N, 2), fitted(name, head)
         expected = score.scores(data, head)
@@ -238,6 +253,18 @@ def test_exports_as_it_scores(program: nn.Module, name: str) -> None:
     with torch.no_grad():
         found = program(data.features)[NAMES.index(name)]
     torch.testing.assert_close(found, fitted(name, head).scores(data, head), rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        assert program(torch.tensor([[math.nan] * D, [math.inf] * D]))[NAMES.index(name)].isnan().all()
+
+
+def test_itp_does_not_prune_what_is_not_a_number(head: nn.Linear) -> None:
+    fit, h = make_data(head, M, 1), torch.full((2, D), math.nan)
+    h[1, 1:] = 0.5
+    score = fitted("itp", head)
+    W, b = head.weight.detach(), head.bias.detach()
+    with torch.no_grad():
+        assert score.score(h, head(h), head).isnan().all()
+    assert np.isnan(slow.itp(*(t.numpy() for t in (h, W, b, fit.features, fit.labels)))).all()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -340,6 +367,8 @@ def test_predicted_classes_stand_in_for_labels(name: str, caplog: pytest.LogCapt
 def test_bad_names_and_options() -> None:
     with pytest.raises(InputError, match=r"no score 'enrgy' \(did you mean 'energy'\?\); choose one of msp, maxlogit"):
         build_score("enrgy")
+    with pytest.raises(InputError, match=r"'auto' is no score, but chooses one; call spcp\.choice\.auto_detector"):
+        build_score("auto")
     with pytest.raises(InputError, match=r"knn: .*'K'"):
         build_score("knn", K=3)
     for name, options, message in (
@@ -370,3 +399,11 @@ def test_nearest_neighbours_in_tiles(rows: int, bank: int, k: int, ties: bool) -
         f, features = f.round(), features.round()
     result = top_similarities(f, features, k).sort(1, descending=True).values
     torch.testing.assert_close(result, (f @ features.t()).sort(1, descending=True).values[:, :k])
+
+
+def test_only_what_can_be_fitted_is_applicable() -> None:
+    """A consensus is, if all of its members are; the default finds members itself."""
+    without, names = scores.applicable(["val"]), scores.applicable(["train", "val"])
+    assert {"consensus", "consensus-logits", "react", "energy"} <= set(without)
+    assert not {"consensus-large", "mds", "knn"} & set(without)
+    assert {"consensus-large", "mds", "knn", *without} <= set(names)

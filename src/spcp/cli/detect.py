@@ -53,7 +53,9 @@ def detect_command(
         bool, option("Read names from standard input as they come, and answer each at once, in jsonl.", "--follow")
     ] = False,
     column: Annotated[str | None, option("The column of image bytes in parquet files.", "--column")] = None,
-    explain: Annotated[bool, option("Add the p-value of each member of a consensus.", "--explain")] = False,
+    explain: Annotated[
+        bool, option("Add the p-value of each member of a consensus, and the main features.", "--explain")
+    ] = False,
     batch_size: Annotated[int, option("Inputs that are decided about at once.", "--batch-size")] = 64,
     workers: Annotated[
         int | None, option("Processes that decode; default: one for each core, at most 8.", "--workers")
@@ -83,7 +85,7 @@ def detect_command(
     """
     from ..calibration import load_detector
     from ..data.listing import Listing, check_there
-    from ..detection import FIELDS, Counts, check_some, detect_windows, resumed, windows
+    from ..detection import EXPLAINED, FIELDS, Counts, check_some, detect_windows, resumed, windows
     from ..engines import connect
     from ..engines.inputs import Lines, detect_on_cluster, memory_of
     from ..journal import Journal
@@ -105,7 +107,7 @@ def detect_command(
         path = _file_of(path, model)
     detector, inputs = _exported(path) if path.suffix == ".onnx" else load_detector(path, network=model)
     _move(detector, device)
-    fields = {key: kind for key, kind in FIELDS.items() if explain or key != "members"}
+    fields = {key: kind for key, kind in FIELDS.items() if explain or key not in EXPLAINED}
     counts, before = Counts(), 0
     started = time.monotonic()
     with contextlib.ExitStack() as stack:
@@ -243,6 +245,7 @@ def _write_json(path: Path, content: Record) -> None:
 def _for_people(row: Record) -> Record:
     verdict = {True: "OOD", False: "ID", None: "unreadable"}[row["is_ood"]]
     shown = {"file": row["file"], "verdict": verdict} | {key: row[key] for key in row if key not in ("file", "is_ood")}
-    if "members" in row:
-        shown["members"] = ", ".join(f"{name} {p:.2g}" for name, p in row["members"].items())
+    for key in ("members", "features"):
+        if key in row:
+            shown[key] = ", ".join(f"{name} {value:.2g}" for name, value in row[key].items())
     return shown

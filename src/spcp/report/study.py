@@ -25,7 +25,7 @@ from ..methods import METHODS, Method
 from ..metrics import Interval, compare_means, mean_and_deviation, rate_interval
 from ..progress import track
 from ..runs import Run
-from ..scores import DEFAULT
+from ..scores import DEFAULT, applicable
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,11 +182,12 @@ def gather(
     if not runs:
         raise InputError("there are no runs to report on; name their folders")
     opened = [run if isinstance(run, Run) else Run.open(run) for run in runs]
+    chosen = [notes["choice"]["score"] for notes in map(_notes, opened) if "choice" in notes]
     data, notes = _checked(benchmark or _shared(opened))
     groups: dict[str, list[EvaluatedRun]] = {}
     for run in track(opened, "evaluating", len(opened)):
         evaluation = Evaluation(run, data, folder=banks)
-        table = evaluation.table(scores or evaluation.default_scores())
+        table = evaluation.table(scores or _scores_of(evaluation, chosen))
         history, epochs = run.history, run.config.epochs
         if len(history) < epochs:
             raise InputError(
@@ -209,6 +210,18 @@ def gather(
     wanted = ("energy" if method is None else method.score, "energy", *common)
     main = next(name for name in wanted if name in common)
     return Study(title or f"{data.name}: ID or OOD?", data, arms, common, main, notes, tuple(choice))
+
+
+def _scores_of(evaluation: Evaluation, chosen: Sequence[str]) -> list[str]:
+    """Return the scores that are always shown, and those of shipped detectors that make sense for a run."""
+    method = evaluation.model.method
+    can = applicable(evaluation.benchmark.sets(), None if method is None else method.readable)
+    return list(dict.fromkeys([*evaluation.default_scores(), *(name for name in chosen if name in can)]))
+
+
+def _notes(run: Run) -> dict[str, Any]:
+    """Return the notes of a run's detector, if it has one."""
+    return read_notes(run.detector_path) if run.detector_path.exists() else {}
 
 
 def _key(config: Config) -> str:
@@ -355,7 +368,7 @@ def shipped(study: Study) -> list[tuple[str, Choice, tuple[Trial, ...]]]:
     """List the detectors of the subject's runs: the folder, how the score was chosen, and what it was tried on."""
     detectors = []
     for member in study.subject.runs:
-        notes = read_notes(member.run.detector_path) if member.run.detector_path.exists() else {}
+        notes = _notes(member.run)
         if "choice" in notes:
             trials = trials_from_json(notes["trials"])
             detectors.append((str(member.run.folder), Choice.from_json(notes["choice"]), trials))

@@ -3,6 +3,7 @@
 from collections.abc import Collection
 from typing import Any
 
+from ..errors import InputError
 from .ash import ASH as ASH
 from .base import Score as Score
 from .consensus import COMBINATIONS as COMBINATIONS
@@ -51,6 +52,8 @@ def build_score(name: str, **options: Any) -> Score:
     >>> build_score("knn", k=10).options
     {'k': 10}
     """
+    if name in ("auto", "auto-proxies"):
+        raise InputError(f"{name!r} is no score, but chooses one; call spcp.choice.auto_detector, or spcp calibrate")
     return build(SCORES, name, options)
 
 
@@ -71,8 +74,8 @@ def applicable(roles: Collection[str], readable: Collection[str] | None = None) 
 
 
 def _has_members(members: Collection[str] | None, roles: Collection[str]) -> bool:
-    """Tell whether one of a consensus's members, if they are given, can be fitted on some sets."""
-    return members is None or any(set(SINGLE[name][0].fitted_on) <= set(roles) for name in members)
+    """Tell whether all of a consensus's members, if they are given, can be fitted on some sets."""
+    return members is None or all(set(SINGLE[name][0].fitted_on) <= set(roles) for name in members)
 
 
 def name_of(score: Score) -> str:

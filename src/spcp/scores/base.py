@@ -87,12 +87,15 @@ class Score(nn.Module):
         raise NotImplementedError
 
     def forward(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
-        """Return the scores (B,) of features and logits; an error where the score is not fitted."""
+        """Return the scores (B,) of features and logits; an error where the score is not fitted.
+
+        Features that are not finite score NaN, whatever the formula makes of them: a detector flags them.
+        """
         if not self.is_fitted:
             raise InputError(f"{type(self).__name__} is not fitted; call fit with the features of ID samples first")
         if self.spread and processes.count() == 1:
             raise self._incomplete()
-        return self.score(h, z, head)
+        return self.score(h, z, head) + 0 * h.sum(1, dtype=torch.float32)  # 0 times inf is NaN
 
     def _incomplete(self) -> InputError:
         return InputError(

@@ -88,7 +88,7 @@ class Consensus(Score):
     does_without = ("train",)
     state = ("reference", "decorrelation")
     reference: Tensor  # (M, n), each row sorted
-    decorrelation: Tensor  # (M, M), of normal scores
+    decorrelation: Tensor  # (M, M), of normal scores; only "whitened" uses it
 
     def __init__(
         self, *, members: Iterable[str] | Mapping[str, Mapping[str, Any]] | None = None, combine: str = "log"
@@ -158,13 +158,22 @@ class Consensus(Score):
         self._leave_out(untrained, "there is no training data to fit them on")
         members = self.members_by_name()
         scores = torch.stack([m.fit_held_out(data, head).scores(data, head).double() for m in members.values()])
+        odd = int((~scores.isfinite()).any(0).sum())
+        if odd:
+            raise InputError(
+                f"{odd} of {len(data)} held-out ID samples have scores that are not finite; check the inputs"
+            )
         self.reference = scores.sort(1).values
-        log_p = torch.stack([log_p_value(s, r) for s, r in zip(scores, self.reference, strict=True)])
-        u = normal_score(log_p)  # (M, n)
+        whitened = self.combine == "whitened"
+        self.decorrelation = self._decorrelation(scores) if whitened else torch.eye(len(scores)).double()
+        return self.to(head.weight.device)
+
+    def _decorrelation(self, scores: Tensor) -> Tensor:
+        """Return the symmetric matrix that makes the normal scores of held-out samples, (M, n), uncorrelated."""
+        u = normal_score(torch.stack([log_p_value(s, r) for s, r in zip(scores, self.reference, strict=True)]))
         root = whitening(u @ u.t() / u.shape[1])  # (M, rank), of the second moments, whose inverse it squares to
         values, vectors = torch.linalg.eigh(root @ root.t())
-        self.decorrelation = (vectors * values.clamp(min=0).sqrt()) @ vectors.t()  # symmetric: u changes least
-        return self.to(head.weight.device)
+        return (vectors * values.clamp(min=0).sqrt()) @ vectors.t()  # symmetric: u changes least
 
     def log_p_values(self, h: Tensor, z: Tensor, head: nn.Linear) -> Tensor:
         """Return the log of each member's p-value, (B, M)."""

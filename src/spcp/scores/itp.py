@@ -57,7 +57,7 @@ class ITP(Score):
             for k in class_parts(W):
                 c = rows[:, None] * W[k]  # (rows, classes, D)
                 truncated = c if threshold is None else c.minimum(threshold)
-                sums.append(torch.where(c < self.limit[k], truncated, 0.0).sum(2))
+                sums.append(torch.where(c >= self.limit[k], 0.0, truncated).sum(2))  # NaN stays NaN
             parts.append(torch.cat(sums, 1))
         logits = torch.cat(parts)
         return energy(logits if head.bias is None else logits + head.bias.detach())
