@@ -114,7 +114,7 @@ def unit_contributions(study: Study) -> Drawn | None:
             axis.set_title(arm.name)
             axis.set_xlabel("units, in the order of the ID inputs")
         axes[0][0].set_ylabel("contribution")
-        axes[0][0].legend(frameon=False, fontsize=8)
+        axes[0][0].legend(loc="upper right", frameon=False, fontsize=8)
     return figure, f"Contributions to the class {label}, which {arms[0].name} takes {name} for most often."
 
 
@@ -156,7 +156,7 @@ def training_curves(study: Study) -> Drawn | None:
             axis.set_yscale("log" if key != "truncated" and smallest > 0 else "linear")
             axis.set_xlabel("epoch")
             axis.set_title(label)
-        axes[0][0].legend(frameon=False, fontsize=8)
+        axes[0][0].legend(loc="upper right", frameon=False, fontsize=8)
     return figure, "Training: the loss, the truncation threshold, and the share of contributions that it truncates."
 
 
@@ -199,7 +199,7 @@ def roc(study: Study, score: str) -> Drawn:
             axis.set_title(NAMES[group])
             axis.set_xlabel("false alarm rate, %")
         axes[0][0].set_ylabel("detection rate, %")
-        axes[0][0].legend(frameon=False, fontsize=8)
+        axes[0][0].legend(loc="lower right", frameon=False, fontsize=8)
     return figure, f"ROC of {score}: higher is better, the diagonal is guessing. First seed."
 
 
