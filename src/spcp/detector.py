@@ -269,9 +269,10 @@ class Detector(nn.Module):
         It takes what `detect` takes: inputs (a tensor, or batches of them), or a bank. The p-values of members are
         shares of held-out ID samples that score lower; the decision's own p-value is that of their combination.
         """
-        if not isinstance(data, Tensor | np.ndarray | FeatureBank):
+        if self.score.needs_inputs and not isinstance(data, Tensor | np.ndarray | FeatureBank):
             data = list(batches_of(data))  # is gone through twice
-        detection, bank = self.detect(data), self.bank(data)
+        bank = self.bank(data)
+        detection = self.detect(data if self.score.needs_inputs else bank)
         names, p = [name_of(self.score)], detection.p_values[:, None]
         contributions: Sequence[Explanation | None] = [None] * len(bank)
         features, logits = bank.features.to(self.model.device), bank.logits.to(self.model.device)
