@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .. import processes
 from ..config import build_method, build_network
 from ..contributions import evaluating
 from ..data import Inputs
@@ -127,7 +128,7 @@ def seconds(lab: Lab, rows: Sequence[Row]) -> Values:
     They follow from the median step. Methods take turns step by step, so that whatever else the machine does meets
     all alike.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = processes.device()
     values = _empty(rows)
     for benchmark in dict.fromkeys(row.benchmark for row in rows):
         compared = [row for row in rows if row.benchmark == benchmark]

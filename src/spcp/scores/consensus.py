@@ -158,10 +158,10 @@ class Consensus(Score):
         self._leave_out(untrained, "there is no training data to fit them on")
         members = self.members_by_name()
         scores = torch.stack([m.fit_held_out(data, head).scores(data, head).double() for m in members.values()])
-        odd = int((~scores.isfinite()).any(0).sum())
-        if odd:
+        count = int((~scores.isfinite()).any(0).sum())
+        if count:
             raise InputError(
-                f"{odd} of {len(data)} held-out ID samples have scores that are not finite; check the inputs"
+                f"{count} of {len(data)} held-out ID samples have scores that are not finite; check the inputs"
             )
         self.reference = scores.sort(1).values
         whitened = self.combine == "whitened"
