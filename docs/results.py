@@ -202,8 +202,8 @@ def _between(marks: tuple[str, str], text: str, page: str) -> str:
 
 
 def _untested(kept: Kept) -> str:
-    named = ["CIFAR-100 and ImageNet-200 as ID data" if not kept["CIFAR-100"] else "ImageNet-200 as ID data"]
-    return f'Not tested here: {named[0]}, and whatever is "not run" above.\n'
+    data = "ImageNet-200" if kept["CIFAR-100"] else "CIFAR-100 and ImageNet-200"
+    return f'Not tested here: {data} as ID data, and whatever is "not run" above.\n'
 
 
 DECISIONS = """## Decisions
@@ -216,6 +216,9 @@ every score, and `auto`.
 """
 
 
+CALIBRATED, FALSE_ALARMS = 2, 3  # where these rates stand in a cell of benchmarks/decide.py
+
+
 def _decisions() -> Iterator[str]:
     """Write the calibrated rates of energy and of the default, as benchmarks/decide.py measured them."""
     networks: dict[tuple[str, str], list[Any]] = {}
@@ -226,7 +229,7 @@ def _decisions() -> Iterator[str]:
     for (data, network), seeds in networks.items():
         texts = []
         for score in ("energy", "+".join(MEMBERS["default"])):
-            for group, place in (("", 3), ("near/", 2), ("far/", 2)):
+            for group, place in (("", FALSE_ALARMS), ("near/", CALIBRATED), ("far/", CALIBRATED)):
                 rates = [
                     [sets[place] for name, sets in seed["cells"][score].items() if name.startswith(group)]
                     for seed in seeds
@@ -450,8 +453,8 @@ def _questions(kept: Kept) -> Iterator[str]:
         if name == "scales" and not any("cifar100" in row for outcome in run.values() for row in outcome.rows):
             yield "- All of these have ten classes (the sounds six), where rho_norm is nearly proportional to the share"
             yield "  of all contributions, so they say little about a scale for other numbers of classes."
-        missing = [title for title in ("CIFAR-10",) if title not in run]
-        yield from (f"- {title}: not run (`spcp reproduce {name} --budget cpu`)." for title in missing)
+        if "CIFAR-10" not in run:
+            yield f"- CIFAR-10: not run (`spcp reproduce {name} --budget cpu`)."
         yield ""
 
 
