@@ -515,6 +515,14 @@ def test_the_default_value_of_an_ablation_shares_its_run(tmp_path: Path) -> None
         assert row.settings == {}
 
 
+def test_cifar100_also_has_the_papers_value_where_another_is_chosen(tmp_path: Path) -> None:
+    names = {
+        budget: [row.name for row in rows_of("cifar100", Lab(BUDGETS[budget], tmp_path))] for budget in ("cpu", "full")
+    }
+    assert "SPCP rho_norm=0.5" in names["cpu"]
+    assert "SPCP rho_norm=0.5" not in names["full"]  # it is that of SPCP there
+
+
 def test_gains_with_and_without_augmentation() -> None:
     def row(near: float, far: float, loss: float) -> dict[Measure, dict[int, float]]:
         return {("near", "AUROC"): {0: near}, ("far", "AUROC"): {0: far}, ("training", "loss"): {0: loss}}
