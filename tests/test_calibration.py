@@ -143,6 +143,25 @@ def test_a_blind_detector_is_not_shipped_silently(run: Run, caplog: pytest.LogCa
     assert "--rho-norm 0" in message
 
 
+def test_the_default_gives_way_where_outliers_score_above_id_samples(run: Run) -> None:
+    """The mean image of each class is nearer to the centre of its class than any sample is."""
+    benchmark = dataclasses.replace(training_run.benchmark(), val=data.take(training_run.benchmark().train, range(200)))
+    x, y = (getattr(training_run.benchmark().train, name) for name in "xy")
+    means = torch.stack([x[y == k].float().mean(0) for k in range(4)]).to(torch.uint8)
+    central = data.TensorSet("central", means.repeat(10, 1, 1, 1), torch.full((40,), -1))
+    detector, evaluation = calibrate_run(run, benchmark=dataclasses.replace(benchmark, ood_val={"central": central}))
+    choice = Choice.from_json(detector.notes["choice"])
+    assert choice.reason.startswith("the default ranks outliers above ID samples (AUROC ")
+    assert "on ood_val/central" in choice.reason
+    default, chosen = (next(c for c in choice.candidates if c.score == name) for name in (DEFAULT, choice.score))
+    assert default.problem
+    assert (not chosen.problem, chosen.mean("auroc")) > (False, default.mean("auroc"))
+    # Chosen on other samples than it is calibrated on.
+    assert len(evaluation.bank("val")) + len(detector.calibration_scores) == 200
+    usual = Choice.from_json(calibrate_run(run, benchmark=benchmark)[0].notes["choice"])
+    assert usual == Choice(DEFAULT, "the default")
+
+
 def test_without_truncation(run: Run) -> None:
     benchmark = training_run.benchmark()
     detector, _ = calibrate_run(run, truncate=False, benchmark=benchmark)

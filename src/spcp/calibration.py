@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
+from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from . import __version__
-from .choice import By, Choice, choose, note_trials, try_detector
+from .choice import By, Choice, choose, misranked, note_trials, try_detector
 from .config import Config, build_network
-from .conformal import samples_needed
+from .conformal import samples_needed, split
 from .data import Benchmark, Inputs
 from .data.prepared import data_fingerprint
 from .detector import Detector, read_notes
@@ -129,26 +131,45 @@ def _fitted_on(name: str) -> tuple[str, ...]:
 
 
 def _choice(evaluation: Evaluation, score: str | None, alpha: float, by: By) -> Choice:
-    """Choose a score on the part of the validation data that is for choosing."""
-    if score not in AUTO:
-        return Choice(score, "named") if score else Choice(DEFAULT, "the default")
-    roles = evaluation.outliers()
+    """Choose a score on the part of the validation data that is for choosing.
+
+    The default is replaced only where it ranks outliers above ID samples (`misranked`).
+    """
+    if score not in (None, *AUTO):
+        return Choice(score, "named")
+    default = Choice(DEFAULT, "the default")
+    roles, val = evaluation.outliers(), evaluation.bank("val")
     if score == "auto" and not any(role.startswith("ood_val/") for role in roles):
-        return Choice(DEFAULT, "the default, because there is no OOD validation data to choose by (--ood-val)")
-    val = evaluation.bank("val")
+        default = replace(
+            default, reason="the default, because there is no OOD validation data to choose by (--ood-val)"
+        )
+        score = None
+    if not roles:
+        return default
     if len(val) < samples_needed(alpha) + 2:
-        return Choice(DEFAULT, f"the default, because {len(val)} validation samples are too few to choose by")
+        few = f"the default, because {len(val)} validation samples are too few to choose by"
+        return default if score is None else replace(default, reason=few)
     method, sets = evaluation.model.method, evaluation.benchmark.sets()
-    names = applicable(sets, None if method is None else method.readable)
-    return choose(
-        evaluation.model,
-        {name: evaluation.options_for(name) for name in (DEFAULT, *names, *evaluation.default_scores())},
-        val=val,
-        train=evaluation.bank("train") if "train" in sets else None,
-        ood={role: evaluation.bank(role) for role in roles},
-        alpha=alpha,
-        by=by,
-    )
+
+    def best_of(names: Iterable[str], by: By) -> Choice:
+        return choose(
+            evaluation.model,
+            {name: evaluation.options_for(name) for name in names},
+            val=val,
+            train=evaluation.bank("train") if "train" in sets else None,
+            ood={role: evaluation.bank(role) for role in roles},
+            alpha=alpha,
+            by=by,
+        )
+
+    scores = [DEFAULT, *applicable(sets, None if method is None else method.readable), *evaluation.default_scores()]
+    if score is not None:
+        return best_of(scores, by)
+    wrong = misranked(best_of([DEFAULT], by).candidates[0].trials, len(split(len(val), alpha)[1]))
+    if not wrong:
+        return default
+    choice = best_of(scores, "auroc")
+    return replace(choice, reason=f"the default ranks outliers above ID samples ({wrong}); {choice.reason}")
 
 
 def load_detector(path: str | Path, *, network: str | None = None) -> tuple[Detector, Inputs]:

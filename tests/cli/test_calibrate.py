@@ -71,15 +71,15 @@ def test_a_blind_detector_is_named_even_when_quiet(
         Image.open(path).save(tmp_path / "like" / f"{path.stem}.bmp")
     given = [*("--id", photos / "id", "--ood-val", f"like={tmp_path / 'like'}"), *SMALL]
     for command in (
-        ["train", *given, "--out", tmp_path / "run"],
-        ["tune", *given, "--grid", "0", "--out", tmp_path / "tuned"],
-        ["calibrate", tmp_path / "run", "--quiet"],
+        ["train", *given, "--out", tmp_path / "run", "--score", "msp"],
+        ["tune", *given, "--grid", "0", "--out", tmp_path / "tuned"],  # the default, or the least bad of all
+        ["calibrate", tmp_path / "run", "--score", "msp", "--quiet"],
     ):
         caplog.clear()
         result = run(*command, "--alpha", 0.2)
         assert result.code == 0
         (message,) = (record.getMessage() for record in caplog.records if "blind" in record.getMessage())
-        assert message.startswith("consensus: this detector is blind to some inputs (")
-        assert "% on ood_val/like" in message
+        assert ": this detector is blind to some inputs (AUROC " in message
+        assert ("msp: " in message and "% on ood_val/like" in message) is ("msp" in command)
         assert "try: spcp detect" not in result.err
         assert ("flagged of" in result.err) is (command[-1] != "--quiet")
