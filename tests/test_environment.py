@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import json
 import os
 import re
@@ -69,11 +70,9 @@ def test_kernels_are_chosen_at_run_time(limit: str) -> None:
 @pytest.mark.skipif(not native.available(), reason="no C compiler when spcp was installed")
 def test_the_next_best_library_is_loaded_if_one_is_damaged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "instruction_set", lambda: "avx2")
-    whole = next(KERNELS.glob("_kernels_default.*"))  # one for each Python that the tree was installed with
-    suffix = whole.name.partition(".")[2]
-    intact = tmp_path / f"_kernels_default.{suffix}"
-    shutil.copy(whole, intact)
-    (tmp_path / f"_kernels_avx2.{suffix}").write_bytes(b"damaged")
+    suffix = importlib.machinery.EXTENSION_SUFFIXES[0]  # the tree may hold the libraries of other Pythons too
+    shutil.copy(KERNELS / f"_kernels_default{suffix}", tmp_path)
+    (tmp_path / f"_kernels_avx2{suffix}").write_bytes(b"damaged")
     stem = tmp_path / "_kernels"
     with pytest.warns(UserWarning, match=r"spcp runs without _kernels_avx2\..*, more slowly: .* Install it anew"):
         library = compiled.load_library(stem, {"spcp_clip": []})
