@@ -22,7 +22,6 @@ from spcp.experiments.records import FILE
 from spcp.metrics import mean_and_deviation
 from spcp.report.figures import as_svg, for_both_schemes
 from spcp.report.page import render
-from spcp.scores import MEMBERS
 
 DOCS = Path(__file__).parent
 ROOT = DOCS.parent
@@ -228,7 +227,7 @@ def _decisions() -> Iterator[str]:
     yield "|---|---|---|---|---|---|---|---|---|"
     for (data, network), seeds in networks.items():
         texts = []
-        for score in ("energy", "+".join(MEMBERS["default"])):
+        for score in ("energy", "default"):
             for group, place in (("", FALSE_ALARMS), ("near/", CALIBRATED), ("far/", CALIBRATED)):
                 rates = [
                     [sets[place] for name, sets in seed["cells"][score].items() if name.startswith(group)]
