@@ -52,7 +52,8 @@ def test_the_plain_network_tells_what_to_expect(tmp_path: Path, caplog: pytest.L
     for at in (torch.inf, threshold):
         energies = [torch.einsum("nd,kd->nkd", x, W).clamp(max=at).sum(2).add(b).logsumexp(1) for x in (h, other)]
         areas.append(metrics(*energies).auroc)
-    assert told.gain == pytest.approx(areas[1] - areas[0], abs=1e-6)
+    pairs = len(h) * len(other)  # in float32 a few of them are tied, or the other way round
+    assert told.gain == pytest.approx(areas[1] - areas[0], abs=4 / pairs)
     assert ("likely to help" in str(told)) == (told.gain > 0)
     assert ("is likely to hurt" in caplog.text) == (told.gain <= 0)
     assert "rho_norm 1.2 leaves nothing" in str(dataclasses.replace(told, gain=-0.1, positive=0.3))

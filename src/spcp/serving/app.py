@@ -334,7 +334,7 @@ class Service:
             return [(None, body, self.samples.of_image)]
         try:
             form = await MultiPartParser(request.headers, _once(body), max_files=_FILES).parse()
-        except (MultiPartException, KeyError) as error:
+        except (MultiPartException, KeyError, ValueError) as error:  # the last from python-multipart, unwrapped
             raise RequestError(400, f"the form cannot be read ({error}); send it as multipart/form-data") from error
         files = [file for _, file in form.multi_items() if isinstance(file, UploadFile)]
         if not files:
