@@ -137,18 +137,14 @@ def _choice(evaluation: Evaluation, score: str | None, alpha: float, by: By) -> 
     """
     if score not in (None, *AUTO):
         return Choice(score, "named")
-    default = Choice(DEFAULT, "the default")
-    roles, val = evaluation.outliers(), evaluation.bank("val")
+    roles, val, why = evaluation.outliers(), evaluation.bank("val"), "the default"
     if score == "auto" and not any(role.startswith("ood_val/") for role in roles):
-        default = replace(
-            default, reason="the default, because there is no OOD validation data to choose by (--ood-val)"
-        )
-        score = None
-    if not roles:
-        return default
-    if len(val) < samples_needed(alpha) + 2:
-        few = f"the default, because {len(val)} validation samples are too few to choose by"
-        return default if score is None else replace(default, reason=few)
+        score, why = None, "the default, because there is no OOD validation data to choose by (--ood-val)"
+    few = len(val) < samples_needed(alpha) + 2
+    if few and score is not None:
+        return Choice(DEFAULT, f"the default, because {len(val)} validation samples are too few to choose by")
+    if score is None and (few or not roles):
+        return Choice(DEFAULT, why)
     method, sets = evaluation.model.method, evaluation.benchmark.sets()
 
     def best_of(names: Iterable[str], by: By) -> Choice:
@@ -167,7 +163,7 @@ def _choice(evaluation: Evaluation, score: str | None, alpha: float, by: By) -> 
         return best_of(scores, by)
     wrong = misranked(best_of([DEFAULT], by).candidates[0].trials, len(split(len(val), alpha)[1]))
     if not wrong:
-        return default
+        return Choice(DEFAULT, why)
     choice = best_of(scores, "auroc")
     return replace(choice, reason=f"the default ranks outliers above ID samples ({wrong}); {choice.reason}")
 

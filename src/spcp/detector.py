@@ -29,7 +29,7 @@ from .scores import DEFAULT, SCORES, Consensus, Score, build_score, name_of
 from .scores.base import entering
 
 _log = logging.getLogger("spcp")
-_NAMED = WeakSet[nn.Module]()  # networks that were said to have random weights: many scores may be tried with one
+_WARNED = WeakSet[nn.Module]()  # about networks with random weights, once each: many scores may be tried with one
 _CALIBRATION = ("calibration_scores", "group_starts", "score_thresholds")
 _ABOUT: Mapping[str, Any] = {  # what a file says about a detector, and of which type it is
     **dict.fromkeys(("score", "classifier"), str),
@@ -211,8 +211,8 @@ class Detector(nn.Module):
             delta: if given, the false alarm rate is at most alpha with probability 1 - delta over the draw.
             by_class: set a threshold for each predicted class, so that the guarantee holds within each.
         """
-        if is_untrained(self.model.network) and self.model.network not in _NAMED:
-            _NAMED.add(self.model.network)
+        if is_untrained(self.model.network) and self.model.network not in _WARNED:
+            _WARNED.add(self.model.network)
             _log.warning("the network has random weights: its normalisation layers are as they were made; load some")
         if self.splits:
             if isinstance(self.score, Consensus) and self.score.members is None:
