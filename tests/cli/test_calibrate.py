@@ -67,8 +67,8 @@ def test_a_blind_detector_is_named_even_when_quiet(
 ) -> None:
     """The pixels of ID images are given as OOD data: nothing can tell them apart."""
     (tmp_path / "like").mkdir()
-    for path in (photos / "id" / "left").iterdir():
-        Image.open(path).save(tmp_path / "like" / f"{path.stem}.bmp")
+    for path in (photos / "id").glob("*/*"):
+        Image.open(path).save(tmp_path / "like" / f"{path.parent.name}-{path.stem}.bmp")
     given = [*("--id", photos / "id", "--ood-val", f"like={tmp_path / 'like'}"), *SMALL]
     for command in (
         ["train", *given, "--out", tmp_path / "run", "--score", "msp"],
@@ -80,6 +80,7 @@ def test_a_blind_detector_is_named_even_when_quiet(
         assert result.code == 0
         (message,) = (record.getMessage() for record in caplog.records if "blind" in record.getMessage())
         assert ": this detector is blind to some inputs (AUROC " in message
-        assert ("msp: " in message and "% on ood_val/like" in message) is ("msp" in command)
+        assert "% on ood_val/like" in message
+        assert message.startswith("msp: ") or "msp" not in command
         assert "try: spcp detect" not in result.err
         assert ("flagged of" in result.err) is (command[-1] != "--quiet")
