@@ -146,17 +146,14 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
         for measure, by_seed in measured[row].items()
         for key in [(row, *measure)]
     )
-    told = name in FINDINGS and lab.budget.verdicts
-    told = told and (name in PARTIAL or (only is None and not missing + unmeasured))
-    findings = FINDINGS[name](measured) if told else ()
     about = {**_about(name, budget, lab, rows, only), **_notes(experiment, rows, missing, unmeasured, bool(elsewhere))}
-    return judged(Outcome(name, experiment.title, budget, about, cells, (), findings))
+    return judged(Outcome(name, experiment.title, budget, about, cells, ()))
 
 
 def judged(outcome: Outcome) -> Outcome:
-    """Judge the paper's claims by the numbers of an outcome.
+    """Judge the paper's claims by the numbers of an outcome, and say what our additions found.
 
-    Those about rows that are not there are left out, and, where one value was trained, those about the value chosen.
+    Claims about rows that are not there are left out, and, where one value was trained, those about the value chosen.
     """
     facts, learnt = outcome.about, {row: values for row, values in outcome.values.items() if row in outcome.learnt}
     means = {(cell.row, cell.column, cell.metric): cell.paper[0] for cell in outcome.cells if cell.paper}
@@ -166,7 +163,15 @@ def judged(outcome: Outcome) -> Outcome:
     if len(facts.get("grid", ())) == 1 and callable(EXPERIMENTS[outcome.name].claims):
         claims = []
     results = (judge(claim, learnt, means) for claim in claims)
-    return dataclasses.replace(outcome, about=facts, claims=tuple(result for result in results if result.gains))
+    judgements = tuple(result for result in results if result.gains)
+    return dataclasses.replace(outcome, claims=judgements, findings=_findings(outcome))
+
+
+def _findings(outcome: Outcome) -> tuple[str, ...]:
+    """Say what our additions found; most of them need all of their rows."""
+    is_whole = "missing" not in outcome.about and "--only" not in outcome.about.get("command", "")
+    is_told = outcome.name in FINDINGS and BUDGETS[outcome.budget].verdicts
+    return FINDINGS[outcome.name](outcome.values) if is_told and (is_whole or outcome.name in PARTIAL) else ()
 
 
 def _trained(name: str, lab: Lab, rows: list[Row]) -> tuple[list[Row], list[str]]:

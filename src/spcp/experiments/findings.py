@@ -241,16 +241,18 @@ def prediction(measured: Values) -> tuple[str, ...]:
         for name, (_, bound) in PREDICTORS.items():
             x = np.array([case.told.get(name, np.nan) for case in known])
             if not np.isnan(x).any():
-                right[name] = int(((x > bound) == (y > 0)).sum()) if bound is not None else _best_split(x, y > 0)
+                count = int(((x > bound) == (y > 0)).sum()) if bound is not None else _best_split(x, y > 0)
                 hindsight = "" if bound is not None else " with a bound chosen in hindsight"
-                told.append(f"{name}: right in {right[name]}{hindsight}, rank correlation {_rank(x, y):+.2f}")
+                told.append(f"{name}: right in {count}{hindsight}, rank correlation {_rank(x, y):+.2f}")
+                if bound is not None:  # what is chosen in hindsight foretells nothing
+                    right[name] = count
         usual = max(int((y > 0).sum()), int((y <= 0).sum()))
-        best = max(right, key=lambda name: right[name])
+        best = max(right, key=lambda name: right[name], default="")
         sentences.append(
             f"with rho_norm {text} AUROC rises in {int((y > 0).sum())} of {len(y)} cases (a seed of one of {kinds} "
             f"kinds of networks), by {y.min():+.1f} to {y.max():+.1f} points. Foretold by {'; by '.join(told)}. Always "
             f"saying {'yes' if 2 * (y > 0).sum() >= len(y) else 'no'} is right in {usual}, so "
-            + (f"{best} is the best sign." if right[best] > usual else "none of these is enough.")
+            + (f"the best sign is {best}." if right.get(best, 0) > usual else "none of these is enough.")
         )
     return tuple(sentences)
 
