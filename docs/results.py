@@ -16,7 +16,7 @@ from typing import Any
 from spcp.config import config_for
 from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged, paper
 from spcp.experiments.catalogue import BOTH_HEADS, MAIN_TABLES, PLAIN_HEAD, claims_of
-from spcp.experiments.outcome import Cell, Gain
+from spcp.experiments.outcome import Cell, ClaimResult, Gain
 from spcp.experiments.page import context, how_chosen, number_text
 from spcp.experiments.records import FILE
 from spcp.metrics import mean_and_deviation
@@ -143,10 +143,10 @@ a claim names a bound ("within a point"), which is ours, the interval has to lie
 all comparisons are better, and **holds in part** if some are and none is worse; it is **mixed** if some are better and
 some are worse, **does not hold** if some are worse and none is better, and is **unclear** otherwise. In brackets: how
 many are better / worse / unclear; where the claim is no more than a word ("competitive") these are **counted**, not
-tested. Then the means: first what the claim says is better, then what it is compared with. Three seeds show only what
-is large beside the deviation, and one seed shows nothing, so its comparisons are not judged. The paper has its
-ablations and its table of compatibility on CIFAR-100. Scores that run features through the head once more (ASH,
-GradNorm) are given with the truncating head, which the network was trained with, and with the plain one.
+tested. Three seeds show only what is large beside the deviation. One seed shows nothing, so its comparisons are not
+judged, but it is told how many are as claimed. [Table by table](results-tables.md) has the means that are compared. The
+paper has its ablations and its table of compatibility on CIFAR-100. Scores that run features through the head once more
+(ASH, GradNorm) are given with the truncating head, which the network was trained with, and with the plain one.
 
 """
 
@@ -185,8 +185,9 @@ def pages() -> dict[str, str]:
         "",
     ]
     for title, by_name in kept.items():
-        tables += [f"## {title}", ""] if by_name else []
-        tables += [_section(outcome) for outcome in by_name.values()]
+        if by_name:
+            tables += [f"## {title}", "", *_means(by_name)]
+            tables += [_section(outcome) for outcome in by_name.values()]
     return {
         "docs/results.md": "\n".join(lines).rstrip() + "\n",
         "docs/results-tables.md": "\n".join(tables).rstrip() + "\n",
@@ -383,25 +384,45 @@ def _chosen(outcome: Outcome) -> str:
 
 
 def _verdict(text: str, outcomes: Sequence[Outcome]) -> str:
-    """Say how a claim did in one setting, with the means that it compares, or why it was not judged."""
+    """Say how a claim did in one setting, or why it was not judged."""
     if not outcomes:
         return "not run"
     outcome = outcomes[0]
-    claim = next((claim for claim in outcome.claims if claim.text == text), None)
+    claim = _claim(text, outcome)
     if claim is None:
         one_value = len(outcome.about.get("grid", ())) == 1 and callable(EXPERIMENTS[outcome.name].claims)
         return "one value trained" if one_value else "did not learn" if outcome.unlearnt else "rows are missing"
-    gains = claim.gains
-    means: dict[str, list[str]] = {}
-    for gain in gains:
-        means.setdefault(gain.column, []).append(f"{gain.metric} {_against(outcome, gain)}")
-    told = "; ".join(f"{column} {', '.join(texts)}" for column, texts in means.items()) if len(gains) <= 4 else ""
-    told = f"spoken digits, {told}" if outcome.name == "audio" else told
-    if all(gain.difference.interval is None for gain in gains):
-        as_claimed = sum(gain.difference.mean > 0 for gain in gains)
-        return f"one seed: {told or f'as claimed in {as_claimed} of {len(gains)}'}"
-    counts = "/".join(str(count) for count in claim.counts.values())
-    return f"**{claim.support.value}** ({counts})" + (f": {told}" if told else "")
+    on = " on spoken digits" if outcome.name == "audio" else ""
+    if all(gain.difference.interval is None for gain in claim.gains):
+        as_claimed = sum(gain.difference.mean > 0 for gain in claim.gains)
+        return f"one seed{on}: {as_claimed} of {len(claim.gains)} as claimed"
+    return f"**{claim.support.value}**{on} ({'/'.join(str(count) for count in claim.counts.values())})"
+
+
+def _claim(text: str, outcome: Outcome) -> ClaimResult | None:
+    return next((claim for claim in outcome.claims if claim.text == text), None)
+
+
+FEW = 4  # comparisons of a claim that are written out
+COLUMNS = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")]
+
+
+def _means(by_name: Mapping[str, Outcome]) -> Iterator[str]:
+    """Write the means that the claims of a setting compare: first what is said to be better, then the other."""
+    yield "What the claims compare, where these are few: first what is said to be better, then the other."
+    yield ""
+    yield "| claim | " + " | ".join(" ".join(column) for column in COLUMNS) + " | |"
+    yield "|---|" + "---|" * (len(COLUMNS) + 1)
+    for text, names in (_texts(False) | _texts(True)).items():
+        outcome = next((by_name[name] for name in names if name in by_name), None)
+        claim = _claim(text, outcome) if outcome is not None else None
+        if outcome is None or claim is None or len(claim.gains) > FEW:
+            continue
+        means = {(gain.column, gain.metric): _against(outcome, gain) for gain in claim.gains}
+        cells = [means.pop(column, "") for column in COLUMNS]
+        rest = "; ".join(f"{' '.join(column)} {mean}" for column, mean in means.items())
+        yield f"| {text} | " + " | ".join(cells) + f" | {rest} |"
+    yield ""
 
 
 def _against(outcome: Outcome, gain: Gain) -> str:

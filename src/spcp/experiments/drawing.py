@@ -122,7 +122,8 @@ def summary(outcome: Outcome, arms: Mapping[str, str], title: str) -> Drawn:
         axis.axhline(50, lw=0.5, color=figures.INK, ls=":")
         axis.set_xticks(range(len(sets)), [f"{name} (mean)" if name in GROUPS else name for name in sets], rotation=20)
         axis.set_ylabel("AUROC of energy, %")
-        axis.set_ylim(-2, 102)
+        low = min(cell.mean for row in arms for name in sets if (cell := outcome.cell(row, name, "AUROC")))
+        axis.set_ylim(48 if low > 50 else -2, 102)  # with chance, the dotted line, in sight
         axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(arms), title=title)
     return figure, f"AUROC of energy, set by set: mean and deviation over seeds. {title}."
 
