@@ -51,6 +51,7 @@ QUESTIONS = {  # by the experiment that answers
     "scales": "Is rho_norm the right scale to set how much is truncated?",
     "prediction": "Does a plain network tell whether SPCP will help?",
 }
+COLUMNS = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")]
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
 
@@ -313,22 +314,35 @@ def _seeds(count: int) -> str:
 
 
 def _short(kept: Kept) -> Iterator[str]:
-    columns = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")] + [("id", "ACC")]
+    columns = [*COLUMNS, ("id", "ACC")]
     yield "| | seeds | " + " | ".join(" ".join(column) for column in columns) + " |"
     yield "|---|---|" + "---|" * len(columns)
     for title, by_name in kept.items():
-        outcome, arms = _summary(by_name) or (None, {})
-        for row, name in arms.items():
-            assert outcome is not None
+        summary = _summary(by_name)
+        lines = [(summary[0], row, name) for row, name in summary[1].items()] if summary else []
+        for outcome, row, name in [*lines, *_longest(by_name)]:
             cells = [_cell(outcome, row, *column) for column in columns]
             texts = [number_text(cell.mean, cell.std if len(cell.seeds) > 1 else None, 1) for cell in cells]
             yield f"| {title}: {name} | {len(cells[0].seeds)} | " + " | ".join(texts) + " |"
-        if title in PAPER and arms:
+        if title in PAPER and lines:
             benchmark, tables = PAPER[title]
             for method, name in (("Energy", "plain"), ("SPCP", "SPCP")):
                 figures = [paper.figure(tables, benchmark, "ResNet-18", method, *column) for column in columns]
                 texts = ["" if figure is None else number_text(*figure, 1) for figure in figures]
                 yield f"| {title}: the paper's {name}, far with Places365 | 3 | " + " | ".join(texts) + " |"
+
+
+def _longest(by_name: Mapping[str, Outcome]) -> Iterator[tuple[Outcome, str, str]]:
+    """Yield the rows of the networks that were trained longest, if that is longer than usual, with their names."""
+    outcome = by_name.get("training-length")
+    if outcome is None:
+        return
+    lengths = {row: int(row.partition(" for ")[2].split()[0]) for row in outcome.rows}
+    longest = max(lengths.values())
+    for row, epochs in lengths.items():
+        if epochs == longest > outcome.about["epochs"]:
+            name = row.partition(" for ")[0].replace("Vanilla", "plain").replace("SPCP ", "SPCP, ")
+            yield outcome, row, f"{name}, {epochs} epochs"
 
 
 PAPER = {title: (name, MAIN_TABLES[name][1]) for title, name in MAIN.items() if title != "Digits"}
@@ -404,7 +418,6 @@ def _claim(text: str, outcome: Outcome) -> ClaimResult | None:
 
 
 FEW = 4  # comparisons of a claim that are written out
-COLUMNS = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")]
 
 
 def _means(by_name: Mapping[str, Outcome]) -> Iterator[str]:
