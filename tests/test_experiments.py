@@ -533,8 +533,8 @@ def test_gains_with_and_without_augmentation() -> None:
         "Vanilla not augmented": row(70, 75, 0.0),
     }
     assert findings.augmentation(measured) == (
-        "augmented: training loss 0.100; SPCP near +1.0, far +2.0 (gain of AUROC over plain training).",
-        "not augmented: training loss 0.000 (gain of AUROC over plain training).",
+        "augmented: training loss 0.100; gain of AUROC over plain training: SPCP near +1.0, far +2.0 (one seed).",
+        "not augmented: training loss 0.000.",
     )
 
 
@@ -796,7 +796,7 @@ def test_gains_by_length_of_training() -> None:
     values = {"Vanilla for 12 epochs": row({0: 80.0, 1: 90.0}), "SPCP rho_norm=3 for 12 epochs": row({1: 85.0})}
     values["SPCP rho_norm=3 for 30 epochs"] = row({0: 1.0})  # without a plain one
     assert findings.lengths(values) == tuple(
-        f"SPCP rho_norm=3, {group} sets, gain of AUROC over plain training: -5.0 after 12 epochs."
+        f"SPCP rho_norm=3, {group} sets, gain of AUROC over plain training: -5.0 after 12 epochs (one seed)."
         for group in ("near", "far")
     )
 
@@ -806,7 +806,7 @@ def test_findings_follow_from_the_numbers_that_are_kept() -> None:
     rows = {"Vanilla for 20 epochs": 80.0, "SPCP rho_norm=3 for 20 epochs": 75.0}
     cells = tuple(Cell(row, group, "AUROC", (auc,), (0,)) for row, auc in rows.items() for group in ("near", "far"))
     kept = Outcome("training-length", "", "small", {"missing": "Not trained yet: others."}, cells, (), ("as before",))
-    assert [text.rpartition(": ")[2] for text in judged(kept).findings] == ["-5.0 after 20 epochs."] * 2
+    assert [text.rpartition(": ")[2] for text in judged(kept).findings] == ["-5.0 after 20 epochs (one seed)."] * 2
     assert judged(dataclasses.replace(kept, name="rho-auto")).findings == ()
 
 

@@ -197,12 +197,19 @@ def lengths(lab: Lab | None, outcome: Outcome) -> Drawn:
         names = list(dict.fromkeys(name for name, _ in found))
         for (name, group), points in found.items():
             look = {"marker": "o", "ms": 3, "color": figures.ARM_COLOURS[names.index(name) % 4], "ls": styles[group]}
-            axis.plot(*zip(*sorted(points), strict=True), label=f"{name}, {group}", **look)
+            epochs, gains = zip(*sorted(points), strict=True)
+            axis.errorbar(
+                epochs, [*map(np.mean, gains)], [*map(np.std, gains)], capsize=2, label=f"{name}, {group}", **look
+            )
         axis.axhline(0, lw=0.5, color=figures.INK)
+        axis.set_xticks(sorted({epochs for points in found.values() for epochs, _ in points}))
         axis.set_xlabel("epochs")
         axis.set_ylabel("gain of AUROC")
         axis.legend(frameon=False, fontsize=8)
-    return figure, "Gain of SPCP over plain training of the same length (AUROC of energy), mean over seeds."
+    return (
+        figure,
+        "Gain of SPCP over plain training of the same length (AUROC of energy): mean and deviation over seeds.",
+    )
 
 
 FIGURES: Mapping[str, Callable[[Lab | None, Outcome], Drawn]] = {

@@ -272,7 +272,7 @@ def lengths(measured: Values) -> tuple[str, ...]:
     """Tell the gain of SPCP at each length of training, over the seeds that both have."""
     return tuple(
         f"{name}, {group} sets, gain of AUROC over plain training: "
-        + ", ".join(f"{gain:+.1f} after {epochs} epochs" for epochs, gain in points)
+        + ", ".join(f"{np.mean(gains):+.1f} after {epochs} epochs ({_seeds(len(gains))})" for epochs, gains in points)
         + "."
         for (name, group), points in gains_by_length(measured).items()
     )
@@ -285,33 +285,39 @@ def augmentation(measured: Values) -> tuple[str, ...]:
         plain = measured.get(f"Vanilla{suffix}")
         if plain is None:
             continue
-        told = [f"training loss {np.mean(list(plain['training', 'loss'].values())):.3f}"]
+        told = []
         for name in ("SPCP", "SPCP rho_norm=3"):
-            gains = [_gain(measured.get(name + suffix, {}), plain, group) for group in ("near", "far")]
-            if None not in gains:
-                told.append(f"{name} {', '.join(f'{g} {x:+.1f}' for g, x in zip(('near', 'far'), gains, strict=True))}")
-        sentences.append(f"{what}: {'; '.join(told)} (gain of AUROC over plain training).")
+            gains = {group: _gains(measured.get(name + suffix, {}), plain, group) for group in ("near", "far")}
+            if all(gains.values()):
+                listed = ", ".join(f"{group} {np.mean(values):+.1f}" for group, values in gains.items())
+                told.append(f"{name} {listed} ({_seeds(len(gains['near']))})")
+        loss = np.mean(list(plain["training", "loss"].values()))
+        gained = f"; gain of AUROC over plain training: {'; '.join(told)}" if told else ""
+        sentences.append(f"{what}: training loss {loss:.3f}{gained}.")
     return tuple(sentences)
 
 
-def _gain(
+def _gains(
     ours: Mapping[Measure, Mapping[int, float]], plain: Mapping[Measure, Mapping[int, float]], group: str
-) -> float | None:
-    """Return the mean gain of AUROC over the seeds that both have; None if there are none."""
+) -> list[float]:
+    """Return the gain of AUROC for each seed that both have."""
     rows = [by.get((group, "AUROC"), {}) for by in (ours, plain)]
-    seeds = rows[0].keys() & rows[1].keys()
-    return float(np.mean([rows[0][seed] - rows[1][seed] for seed in seeds])) if seeds else None
+    return [rows[0][seed] - rows[1][seed] for seed in sorted(rows[0].keys() & rows[1].keys())]
 
 
-def gains_by_length(measured: Values) -> dict[tuple[str, str], list[tuple[int, float]]]:
-    """Return, by method and group, the epochs and the gain of AUROC over plain training of the same length."""
-    gains: dict[tuple[str, str], list[tuple[int, float]]] = {}
+def _seeds(count: int) -> str:
+    return "one seed" if count == 1 else f"{count} seeds"
+
+
+def gains_by_length(measured: Values) -> dict[tuple[str, str], list[tuple[int, list[float]]]]:
+    """Return, by method and group, epochs and the gain of AUROC over plain training of the same length, by seed."""
+    gains: dict[tuple[str, str], list[tuple[int, list[float]]]] = {}
     for row, by in measured.items():
         name, _, length = row.partition(" for ")
         for group in ("near", "far"):
-            gain = _gain(by, measured.get(f"Vanilla for {length}", {}), group)
-            if name != "Vanilla" and gain is not None:
-                gains.setdefault((name, group), []).append((int(length.split()[0]), gain))
+            gained = _gains(by, measured.get(f"Vanilla for {length}", {}), group)
+            if name != "Vanilla" and gained:
+                gains.setdefault((name, group), []).append((int(length.split()[0]), gained))
     return gains
 
 
