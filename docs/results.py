@@ -495,6 +495,8 @@ def _questions(kept: Kept) -> Iterator[str]:
         if "CIFAR-10" not in run:
             yield f"- CIFAR-10: not run (`spcp reproduce {name} --budget cpu`)."
         yield ""
+        for title, outcome in run.items():
+            yield from (f"![{title}: {question}]({path})\n" for path in _drawn(outcome).values())
 
 
 def _mean(outcome: Outcome, row: str, column: str, metric: str = "AUROC") -> str:
@@ -515,12 +517,15 @@ def _ranking(main: Outcome) -> Iterator[str]:
         yield f"{group} {best}{place}"
 
 
+def _drawn(outcome: Outcome) -> dict[str, str]:
+    """Return where the figures of an outcome are, by kind, as pages of docs/ name them."""
+    paths = {kind: f"results/{outcome.budget}/{outcome.name}-{kind}.svg" for kind in EXPERIMENTS[outcome.name].figures}
+    return {kind: path for kind, path in paths.items() if (DOCS / path).exists()}
+
+
 def _section(outcome: Outcome) -> str:
-    name, budget = outcome.name, outcome.budget
-    pictures = {kind: f"results/{budget}/{name}-{kind}.svg" for kind in EXPERIMENTS[name].figures}
-    pictures = {kind: path for kind, path in pictures.items() if (DOCS / path).exists()}
-    filled = context(outcome, pictures, level=3, brief=True)
-    if name == "prediction":  # its numbers are those of `scales`
+    filled = context(outcome, _drawn(outcome), level=3, brief=True)
+    if outcome.name == "prediction":  # its numbers are those of `scales`
         filled["tables"] = []
     return render("experiment.md.jinja", {**filled, "title": f"{TITLES[outcome.about['data']]}: {outcome.title}"})
 
