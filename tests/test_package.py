@@ -333,6 +333,13 @@ def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypa
     claim = "| A suitable rho_norm (chosen on validation data) is better than none"
     assert f"{claim} (`ablation-rho`) | one seed: 2 of 4 as claimed |" in written["docs/results.md"]  # FPR95 is lower
     assert f"{claim} | 80.0 vs 90.0 | 80.0 vs 90.0 |" in written["docs/results-tables.md"]
+    kept = "| A suitable rho_norm preserves the accuracy, within a point (`ablation-rho`) | "
+    assert f"{kept}one seed: 0 of 1 as claimed |" in written["docs/results.md"]
+    cells = [Cell("rho_norm=0", "id", "ACC", (80.5,), (0,)), *(cell for cell in cells if cell.row != "rho_norm=0")]
+    close = Outcome("ablation-rho", "a title", "cpu", facts, tuple(cells), ())
+    assert script._verdict("A suitable rho_norm preserves the accuracy, within a point", [script.judged(close)]) == (
+        "one seed: 1 of 1 as claimed"  # half a point below
+    )
     assert "(`ablation-beta`) | not run |" in written["docs/results.md"]
     assert "(not tested: what was chosen) | 0.5 for 10 classes |" in written["docs/results.md"]
     assert "Not trained yet: x." in written["docs/results.md"]
