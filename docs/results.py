@@ -16,10 +16,10 @@ from typing import Any
 import matplotlib
 
 from spcp.config import config_for, rho_norm_for
-from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, judged, paper
+from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, findings, judged, paper
 from spcp.experiments.catalogue import BOTH_HEADS, MAIN_TABLES, PLAIN_HEAD, claims_of
 from spcp.experiments.outcome import Cell, ClaimResult, Gain
-from spcp.experiments.page import context, how_chosen, number_text
+from spcp.experiments.page import context, number_text
 from spcp.experiments.records import FILE
 from spcp.metrics import mean_and_deviation
 from spcp.report.figures import as_svg, for_both_schemes
@@ -162,7 +162,7 @@ def pages() -> dict[str, str]:
     lines = [
         HEAD.format(
             note=NOTE,
-            settings="\n".join(_settings(kept)),
+            settings="\n".join(_settings(kept)).rstrip(),
             convention=CONVENTION,
             short="\n".join(_short(kept)),
             pictures="\n\n".join(_pictures(kept)),
@@ -290,24 +290,60 @@ def _settings(kept: Kept) -> Iterator[str]:
         "CIFAR-10": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), by OpenOOD's "
         f"lists; {PARTS}",
         "CIFAR-100": "400 of the 500 training images of each class of CIFAR-100, against CIFAR-10 and TinyImageNet "
-        f"(near), MNIST, SVHN and Textures (far); {PARTS}",
+        "(near), and the same far sets",
     }
+    run: dict[str, tuple[Outcome, float]] = {}  # with the accuracy of the plain network
     for title, budget in BUDGET.items():
         summary = _summary(kept[title])
         if summary is None:
             yield f"- **{title}** (`--budget {budget}`): not run with the network that the budget has now."
             continue
         outcome, arms = summary
-        about, accuracy = outcome.about, _cell(outcome, next(iter(arms)), "id", "ACC").mean
-        network = about["network"] + (f" of width {about['width']}" if "width" in about else "")
-        loss, grid = about["training loss of the plain network"], about.get("grid", ())
-        yield (
-            f"- **{title}** (`--budget {budget}`): {data[title]}; {about['images']} training images, {network}, "
-            f"{about['epochs']} epochs; the plain network ends with a training loss of {loss:.3f} and knows "
-            f"{accuracy:.1f} % of the test images; {_seeds(about['seeds'])}; {about['machine']}; {about['date']}. "
-            + (f"rho_norm {about['rho_norm']:g}, {how_chosen(grid)}." if grid else "")
-            + (f" {about['missing']}" if "missing" in about else "")
-        )
+        run[title] = outcome, _cell(outcome, next(iter(arms)), "id", "ACC").mean
+        missing = f" {outcome.about['missing']}" if "missing" in outcome.about else ""
+        yield f"- **{title}** (`--budget {budget}`): {data[title]}.{missing}"
+    yield ""
+    yield from _table(
+        [
+            "trained on",
+            "images",
+            "network",
+            "epochs",
+            "plain: training loss",
+            "plain: ACC",
+            "seeds",
+            "chosen",
+            "measured",
+        ],
+        [
+            [
+                title,
+                f"{outcome.about['images']:,}".replace(",", " "),
+                outcome.about["network"] + (f" of width {outcome.about['width']}" if "width" in outcome.about else ""),
+                str(outcome.about["epochs"]),
+                f"{outcome.about['training loss of the plain network']:.3f}",
+                f"{accuracy:.1f}",
+                _seeds(outcome.about["seeds"]),
+                _amount(outcome),
+                f"{outcome.about['date']}, {outcome.about['machine']}",
+            ]
+            for title, (outcome, accuracy) in run.items()
+        ],
+    )
+
+
+def _amount(outcome: Outcome) -> str:
+    """Say which rho_norm was chosen, and among which."""
+    grid = outcome.about.get("grid", ())
+    return f"rho_norm {outcome.about['rho_norm']:g} of {', '.join(f'{value:g}' for value in grid)}" if grid else ""
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Write a table in Markdown, and the empty line after it; nothing if it has no rows."""
+    if rows:
+        yield from (f"| {' | '.join(head)} |", "|" + "---|" * len(head))
+        yield from (f"| {' | '.join(row)} |" for row in rows)
+        yield ""
 
 
 PARTS = (
@@ -317,7 +353,7 @@ PARTS = (
 
 
 def _seeds(count: int) -> str:
-    return "one seed, so nothing is tested" if count == 1 else f"up to {count} seeds"
+    return "1, so nothing is tested" if count == 1 else f"up to {count}"
 
 
 def _short(kept: Kept) -> Iterator[str]:
@@ -466,67 +502,169 @@ def _against(outcome: Outcome, gain: Gain) -> str:
 
 
 def _remarks(kept: Kept) -> Iterator[str]:
-    """Sum up the tables in sentences that follow from the numbers."""
+    """Sum up what follows from the numbers: tables with the settings side by side, and sentences."""
+    ranked = {title: by_name[MAIN[title]] for title, by_name in kept.items() if MAIN[title] in by_name}
+    yield from _table(  # every method of the main table that learnt
+        ["the best by AUROC", "near", "SPCP's place", "far", "SPCP's place"],
+        [[title, *_ranking(main)] for title, main in ranked.items()],
+    )
+    yield from _beside(kept, "ablation-stage", "truncated at")
+    yield from _beside(kept, "noise-validation", "trained with")
+    yield from _heads(kept)
     for title, by_name in kept.items():
-        if MAIN[title] in by_name:
-            yield f"- {title}, the best by AUROC: {'; '.join(_ranking(by_name[MAIN[title]]))}."
-        if "ablation-stage" in by_name:
-            stage = by_name["ablation-stage"]
-            texts = [f"{row.removeprefix('truncate:')} {_numbers(stage, row)}" for row in stage.rows]
-            yield f"- {title}, truncating at a stage (near AUROC, far AUROC, accuracy): {'; '.join(texts)}."
-        if "compatibility" in by_name:
-            scores = by_name["compatibility"]
-            texts = [
-                f"{name} {_mean(scores, name, 'far')} → {_mean(scores, f'{name}+SPCP', 'far')}, with the plain head "
-                + _mean(scores, f"{name}+SPCP{PLAIN_HEAD}", "far")
-                for name in BOTH_HEADS
-                if {name, f"{name}+SPCP", f"{name}+SPCP{PLAIN_HEAD}"} <= set(scores.rows)
-            ]
-            if texts:
-                yield f"- {title}, far AUROC of scores on plain → SPCP networks: {'; '.join(texts)}."
-        if "noise-validation" in by_name:
-            noise = by_name["noise-validation"]
-            texts = [f"{row} {_numbers(noise, row)}" for row in noise.rows]
-            yield f"- {title}, validation data (near AUROC, far AUROC, accuracy): {'; '.join(texts)}."
         for name, what in FINDINGS.items():
             if name in by_name:
                 yield from (f"- {title}, {what}{finding}" for finding in by_name[name].findings)
 
 
+NUMBERS = (("near", "AUROC"), ("far", "AUROC"), ("id", "ACC"))
+
+
+def _beside(kept: Kept, name: str, what: str) -> Iterator[str]:
+    """Write the means of an experiment, its rows below each other and the settings side by side."""
+    run = {title: by_name[name] for title, by_name in kept.items() if name in by_name}
+    rows = list(dict.fromkeys(row for outcome in run.values() for row in outcome.rows))
+    yield from _table(
+        [what, *(f"{title}: {' '.join(measure)}" for title in run for measure in NUMBERS)],
+        [
+            [
+                row.removeprefix("truncate:").replace("Vanilla", "no truncation"),
+                *(_mean(each, row, *measure) for each in run.values() for measure in NUMBERS),
+            ]
+            for row in rows
+        ],
+    )
+
+
+def _heads(kept: Kept) -> Iterator[str]:
+    """Write the far AUROC of scores that run features through the head once more."""
+    run = {title: by_name["compatibility"] for title, by_name in kept.items() if "compatibility" in by_name}
+    networks = {"plain": "", "SPCP": "+SPCP", "SPCP, plain head": f"+SPCP{PLAIN_HEAD}"}
+    yield from _table(
+        ["far AUROC", *(f"{title}: {network}" for title in run for network in networks)],
+        [
+            [score, *(_mean(each, score + end, "far") for each in run.values() for end in networks.values())]
+            for score in BOTH_HEADS
+            if any(score in each.rows for each in run.values())
+        ],
+    )
+
+
 def _questions(kept: Kept) -> Iterator[str]:
     """Answer three questions, setting by setting."""
+    answers = {"training-length": _lengths, "scales": _scales, "prediction": _predictions}
     for name, question in QUESTIONS.items():
         yield from (f"## {question}", "")
         run = {title: by_name[name] for title, by_name in kept.items() if name in by_name}
-        for title, outcome in run.items():
-            yield from (f"- {title}: {finding}" for finding in outcome.findings)
-        if name == "scales" and not any("cifar100" in row for outcome in run.values() for row in outcome.rows):
-            yield "- All of these have ten classes (the sounds six), where rho_norm is nearly proportional to the share"
-            yield "  of all contributions, so they say little about a scale for other numbers of classes."
+        yield from answers[name](run)
         if "CIFAR-10" not in run:
-            yield f"- CIFAR-10: not run (`spcp reproduce {name} --budget cpu`)."
-        yield ""
+            yield f"CIFAR-10: not run (`spcp reproduce {name} --budget cpu`).\n"
         for title, outcome in run.items():
             yield from (f"![{title}: {question}]({path})\n" for path in _drawn(outcome).values())
 
 
+def _lengths(run: Mapping[str, Outcome]) -> Iterator[str]:
+    """Write the gain of SPCP at each length of training."""
+    for title, outcome in run.items():
+        gains = findings.gains_by_length(outcome.values)
+        lengths = sorted({epochs for points in gains.values() for epochs, _ in points})
+        rows = []
+        for (name, group), points in gains.items():
+            texts = {epochs: _gain(values) for epochs, values in points}
+            rows.append([f"{title}: {name}, {group}", *(texts.get(epochs, "") for epochs in lengths)])
+        yield from _table(["gain of AUROC over plain training", *(f"{epochs} epochs" for epochs in lengths)], rows)
+
+
+def _gain(values: Sequence[float]) -> str:
+    mean, deviation = mean_and_deviation(values)
+    return f"{mean:+.1f} (one seed)" if len(values) == 1 else f"{mean:+.1f} ±{deviation:.1f} ({len(values)} seeds)"
+
+
+LOST = """Each kind of network takes the amount that is best for the other kinds, in one scale. The AUROC (mean of near
+and far sets) that it loses to its own best, mean / worst over kinds:
+"""
+
+
+def _scales(run: Mapping[str, Outcome]) -> Iterator[str]:
+    """Write what is lost by one amount for all networks, in each scale."""
+    losses = {title: findings.losses_by_scale(outcome.values) for title, outcome in run.items()}
+    losses = {title: lost for title, lost in losses.items() if lost}
+    if not losses:
+        return
+    yield LOST
+    names = list(dict.fromkeys(name for lost in losses.values() for name in lost))
+    yield from _table(
+        ["scale", *(f"{_of(title)}, {_kinds(len(next(iter(lost.values()))))}" for title, lost in losses.items())],
+        [[name, *(_lost(lost.get(name, {})) for lost in losses.values())] for name in names],
+    )
+    for title, lost in losses.items():
+        best = findings.best_amounts(run[title].values)
+        yield f"- {_of(title)}: {findings.best_scale(lost)}. The best rho_norm by test sets: {best}."
+    if not any("cifar100" in row for outcome in run.values() for row in outcome.rows):
+        yield "- All of these have ten classes (the sounds six), where rho_norm is nearly proportional to the share"
+        yield "  of all contributions, so they say little about a scale for other numbers of classes."
+    yield ""
+
+
+def _of(title: str) -> str:
+    """Name the networks of a question that is asked of all data of a budget."""
+    return {"Digits": "Digits and sounds", "CIFAR-10": "CIFAR-10 and CIFAR-100"}[title]
+
+
+def _kinds(count: int) -> str:
+    return f"{count} kind{'s' if count > 1 else ''}"
+
+
+def _lost(lost: Mapping[str, float]) -> str:
+    values = list(lost.values())
+    return f"{sum(values) / len(values):.1f} / {max(values):.1f}" if values else ""
+
+
+TOLD = """A case is a seed of a kind of network. The plain network tells three things: whether features of OOD
+validation data are longer than those of ID data; whether the validation AUROC rises if that network is truncated as it
+is; and the share of its positive contributions, with a bound chosen in hindsight. In how many cases each is right (in
+brackets: its rank correlation with the gain), and which of the first two beats giving always the same answer:
+"""
+
+
+def _predictions(run: Mapping[str, Outcome]) -> Iterator[str]:
+    """Write in how many cases the plain network foretells whether SPCP helps."""
+    signs = dict(zip(findings.PREDICTORS, ("longer features", "truncated as it is", "positive share"), strict=True))
+    rows = []
+    for title, outcome in run.items():
+        for each in findings.predictions(outcome.values):
+            answer, usual = each.usual
+            told = [f"{each.right[name]} ({each.ranks[name]:+.2f})" if name in each.right else "" for name in signs]
+            rows.append(
+                [
+                    f"{_of(title)}, {each.amount} ({_kinds(each.kinds)})",
+                    f"{each.rises} of {len(each.gains)}",
+                    f"{each.gains.min():+.1f} to {each.gains.max():+.1f}",
+                    f"{usual} ({answer})",
+                    *told,
+                    signs[each.best] if each.best else "none",
+                ]
+            )
+    if rows:
+        yield TOLD
+    yield from _table(
+        ["rho_norm", "AUROC rises in", "by points", "always the same answer", *signs.values(), "enough"], rows
+    )
+
+
 def _mean(outcome: Outcome, row: str, column: str, metric: str = "AUROC") -> str:
-    return f"{_cell(outcome, row, column, metric).mean:.1f}"
-
-
-def _numbers(outcome: Outcome, row: str) -> str:
-    return ", ".join(_mean(outcome, row, *key) for key in (("near", "AUROC"), ("far", "AUROC"), ("id", "ACC")))
+    cell = outcome.cell(row, column, metric)
+    return "" if cell is None else f"{cell.mean:.1f}"
 
 
 def _ranking(main: Outcome) -> Iterator[str]:
-    """Name the best three rows of the main table, and the place of SPCP."""
+    """Name the best three rows of the main table, and the place of SPCP, for near and for far sets."""
     for group in ("near", "far"):
         again = f"SPCP rho_norm={main.about.get('rho_norm', 0):g}"  # the paper's value, where it was chosen
         means = {row: _cell(main, row, group, "AUROC").mean for row in main.learnt if row != again}
         order = sorted(means, key=lambda row: -means[row])
-        best = ", ".join(f"{row} {_mean(main, row, group)}" for row in order[:3])
-        place = f", SPCP is number {order.index('SPCP') + 1} of {len(order)}" if "SPCP" in order else ""
-        yield f"{group} {best}{place}"
+        yield ", ".join(f"{row} {_mean(main, row, group)}" for row in order[:3])
+        yield f"{order.index('SPCP') + 1} of {len(order)}" if "SPCP" in order else ""
 
 
 def _drawn(outcome: Outcome) -> dict[str, str]:

@@ -148,32 +148,56 @@ def regrets(curves: Mapping[str, Curve], scale: str) -> dict[str, float]:
     return lost
 
 
-def scales(measured: Values) -> tuple[str, ...]:
-    """Tell which scale means the same for other networks: what is lost if the amount is taken over from others."""
+NO_SCALE = "no truncation"  # what a scale has to beat, too
+
+
+def losses_by_scale(measured: Values) -> dict[str, dict[str, float]]:
+    """Return what each kind of network loses, by the scale of the one amount that all of them take, the least first."""
     curves = curves_of(measured)
     if len(curves) < 2:
-        return ()
-    lost = {f"one value of {scale}": list(regrets(curves, scale).values()) for scale in SCALES}
+        return {}
     best = {kind: max(curve.plain, curve.auroc.max()) for kind, curve in curves.items()}
-    lost["auto"] = [best[kind] - curve.auto for kind, curve in curves.items() if curve.auto is not None]
-    lost["no truncation"] = [best[kind] - curve.plain for kind, curve in curves.items()]
-    means = {name: float(np.mean(values)) for name, values in lost.items() if len(values) == len(curves)}
-    order = sorted(means, key=lambda name: means[name])
-    told = "; ".join(f"{name} {means[name]:.1f} (at worst {max(lost[name]):.1f})" for name in order)
-    scale = next(name for name in order if name.startswith("one value of"))
-    verdict = "no scale beats rho_norm by a point"
-    if means["one value of rho_norm"] - means[scale] >= 1:
-        verdict = f"{scale.removeprefix('one value of ')} transfers best"
-    return (
-        f"one amount for all of {len(curves)} kinds of networks, chosen on the others, loses this much AUROC (mean of "
-        f"near and far sets) to the best of each kind: {told}. So {verdict}.",
-        "the best rho_norm by test sets: "
-        + "; ".join(
-            f"{kind} {'none' if curve.plain >= curve.auroc.max() else f'{curve.rho_norm[curve.auroc.argmax()]:g}'}"
-            for kind, curve in curves.items()
-        )
-        + ".",
+    losses = {scale: regrets(curves, scale) for scale in SCALES}
+    losses["auto"] = {kind: best[kind] - curve.auto for kind, curve in curves.items() if curve.auto is not None}
+    losses[NO_SCALE] = {kind: best[kind] - curve.plain for kind, curve in curves.items()}
+    complete = [name for name, lost in losses.items() if len(lost) == len(curves)]
+    return {name: losses[name] for name in sorted(complete, key=lambda name: _mean(losses[name]))}
+
+
+def best_scale(losses: Mapping[str, Mapping[str, float]]) -> str:
+    """Say which scale transfers best, if one beats rho_norm by a point."""
+    scale = next(name for name in losses if name in SCALES)
+    if _mean(losses["rho_norm"]) - _mean(losses[scale]) >= 1:
+        return f"{scale} transfers best"
+    return "no scale beats rho_norm by a point"
+
+
+def best_amounts(measured: Values) -> str:
+    """List the rho_norm with the highest AUROC on the test sets, for each kind of network."""
+    return "; ".join(
+        f"{kind} {'none' if curve.plain >= curve.auroc.max() else f'{curve.rho_norm[curve.auroc.argmax()]:g}'}"
+        for kind, curve in curves_of(measured).items()
     )
+
+
+def scales(measured: Values) -> tuple[str, ...]:
+    """Tell which scale means the same for other networks: what is lost if the amount is taken over from others."""
+    losses = losses_by_scale(measured)
+    if not losses:
+        return ()
+    told = "; ".join(
+        f"{'one value of ' if name in SCALES else ''}{name} {_mean(lost):.1f} (at worst {max(lost.values()):.1f})"
+        for name, lost in losses.items()
+    )
+    return (
+        f"one amount for all of {len(losses[NO_SCALE])} kinds of networks, chosen on the others, loses this much AUROC "
+        f"(mean of near and far sets) to the best of each kind: {told}. So {best_scale(losses)}.",
+        f"the best rho_norm by test sets: {best_amounts(measured)}.",
+    )
+
+
+def _mean(by_kind: Mapping[str, float]) -> float:
+    return float(np.mean(list(by_kind.values())))
 
 
 PREDICTORS: Mapping[str, tuple[Measure, float | None]] = {  # what the plain network tells, and above what it is a yes
@@ -227,32 +251,68 @@ def cases_of(measured: Values) -> list[Case]:
     return cases
 
 
-def prediction(measured: Values) -> tuple[str, ...]:
-    """Tell how well the plain network predicts whether SPCP helps."""
+@dataclass(frozen=True)
+class Prediction:
+    """How well plain networks tell whether SPCP, with one amount, helps."""
+
+    amount: str
+    kinds: int  # of networks
+    gains: np.ndarray  # of AUROC, (cases,)
+    right: Mapping[str, int]  # in how many cases, by the names of PREDICTORS
+    ranks: Mapping[str, float]  # the rank correlation of what is told and the gain
+
+    @property
+    def rises(self) -> int:
+        """Return in how many cases AUROC rises."""
+        return int((self.gains > 0).sum())
+
+    @property
+    def usual(self) -> tuple[str, int]:
+        """Return the answer that is right more often, and how often: what a prediction has to beat."""
+        falls = len(self.gains) - self.rises
+        return ("yes", self.rises) if self.rises >= falls else ("no", falls)
+
+    @property
+    def best(self) -> str | None:
+        """Return what tells best, if it beats the usual answer; what is chosen in hindsight foretells nothing."""
+        names = [name for name in self.right if PREDICTORS[name][1] is not None]
+        name = max(names, key=lambda name: self.right[name], default=None)
+        return name if name is not None and self.right[name] > self.usual[1] else None
+
+
+def predictions(measured: Values) -> list[Prediction]:
+    """Return how well the plain network predicts the gain of each amount that at least three cases have."""
     cases = cases_of(measured)
-    sentences = []
+    found = []
     for amount, text in (("chosen", "chosen on validation data"), ("auto", "auto"), ("3", "3")):
         known = [case for case in cases if amount in case.gains]
         if len(known) < 3:
             continue
         y = np.array([case.gains[amount] for case in known])
-        kinds = len({case.kind for case in known})
-        told, right = [], {}
+        right, ranks = {}, {}
         for name, (_, bound) in PREDICTORS.items():
             x = np.array([case.told.get(name, np.nan) for case in known])
             if not np.isnan(x).any():
-                count = int(((x > bound) == (y > 0)).sum()) if bound is not None else _best_split(x, y > 0)
-                hindsight = "" if bound is not None else " with a bound chosen in hindsight"
-                told.append(f"{name}: right in {count}{hindsight}, rank correlation {_rank(x, y):+.2f}")
-                if bound is not None:  # what is chosen in hindsight foretells nothing
-                    right[name] = count
-        usual = max(int((y > 0).sum()), int((y <= 0).sum()))
-        best = max(right, key=lambda name: right[name], default="")
+                right[name] = int(((x > bound) == (y > 0)).sum()) if bound is not None else _best_split(x, y > 0)
+                ranks[name] = _rank(x, y)
+        found.append(Prediction(text, len({case.kind for case in known}), y, right, ranks))
+    return found
+
+
+def prediction(measured: Values) -> tuple[str, ...]:
+    """Tell how well the plain network predicts whether SPCP helps."""
+    sentences = []
+    for each in predictions(measured):
+        told = []
+        for name, count in each.right.items():
+            hindsight = " with a bound chosen in hindsight" if PREDICTORS[name][1] is None else ""
+            told.append(f"{name}: right in {count}{hindsight}, rank correlation {each.ranks[name]:+.2f}")
+        answer, usual = each.usual
         sentences.append(
-            f"with rho_norm {text} AUROC rises in {int((y > 0).sum())} of {len(y)} cases (a seed of one of {kinds} "
-            f"kinds of networks), by {y.min():+.1f} to {y.max():+.1f} points. Foretold by {'; by '.join(told)}. Always "
-            f"saying {'yes' if 2 * (y > 0).sum() >= len(y) else 'no'} is right in {usual}, so "
-            + (f"the best sign is {best}." if right.get(best, 0) > usual else "none of these is enough.")
+            f"with rho_norm {each.amount} AUROC rises in {each.rises} of {len(each.gains)} cases (a seed of one of "
+            f"{each.kinds} kinds of networks), by {each.gains.min():+.1f} to {each.gains.max():+.1f} points. Foretold "
+            f"by {'; by '.join(told)}. Always saying {answer} is right in {usual}, so "
+            + (f"the best sign is {each.best}." if each.best else "none of these is enough.")
         )
     return tuple(sentences)
 
