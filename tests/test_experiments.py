@@ -801,6 +801,22 @@ def test_gains_by_length_of_training() -> None:
     )
 
 
+def test_auto_is_compared_with_the_deviation_of_the_winner() -> None:
+    """Over all of the winner's seeds, though "auto" has fewer; a single seed has no deviation."""
+
+    def row(auroc: dict[int, float]) -> dict[tuple[str, str], dict[int, float]]:
+        return {("near", "AUROC"): auroc, ("far", "AUROC"): auroc}
+
+    winner = {0: 80.0, 1: 84.0}
+    told = findings.auto({"SPCP auto": row({0: 79.0}), "SPCP": row(winner)})
+    assert told[0] == (
+        "near sets: auto less the grid's winner -1.0 points of AUROC (one seed); the winner deviates by 2.0 over "
+        "seeds, so the aim is met."
+    )
+    assert findings.auto({"SPCP auto": row({0: 77.0}), "SPCP": row(winner)})[0].endswith("the aim is missed.")
+    assert findings.auto({"SPCP auto": row({0: 79.0}), "SPCP": row({0: 80.0})})[0].endswith("(one seed); not judged.")
+
+
 def test_findings_follow_from_the_numbers_that_are_kept() -> None:
     """So a sentence that was written down by an older version is not published; some need all of their rows."""
     rows = {"Vanilla for 20 epochs": 80.0, "SPCP rho_norm=3 for 20 epochs": 75.0}
