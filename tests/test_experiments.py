@@ -787,6 +787,8 @@ def test_the_plain_network_tells_whether_spcp_helps() -> None:
     assert same in chosen  # it is the same everywhere
     assert f"Always saying no is right in 2, so the best sign is {longer}." in chosen
     assert "with rho_norm 3 AUROC rises in 1 of 3 cases" in three
+    single = findings.cases_of(variants({"a": {"plain": (60.0, 0.0), "rho_norm=3": (80.0, 20.0)}}))
+    assert [case.gains for case in single] == [{"3": 20.0}]  # one value is not a choice
 
 
 def test_gains_by_length_of_training() -> None:

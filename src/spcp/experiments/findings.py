@@ -92,14 +92,19 @@ class Curve:
     scales: Mapping[str, np.ndarray]  # by the names of SCALES, (n,) each
 
 
-def curves_of(measured: Values) -> dict[str, Curve]:
-    """Return a curve for each kind of network that has a plain run and at least two values of rho_norm."""
+def _rows_by_kind(measured: Values) -> dict[str, dict[str, str]]:
+    """Return, by the kind of network, its rows: "plain", "auto", "rho_norm=0.5" and the like."""
     rows: dict[str, dict[str, str]] = {}
     for row in measured:
         kind, _, name = row.rpartition(" ")
         rows.setdefault(kind, {})[name] = row
+    return rows
+
+
+def curves_of(measured: Values) -> dict[str, Curve]:
+    """Return a curve for each kind of network that has a plain run and at least two values of rho_norm."""
     curves = {}
-    for kind, by_name in rows.items():
+    for kind, by_name in _rows_by_kind(measured).items():
         values = sorted((float(name[9:]), row) for name, row in by_name.items() if name.startswith("rho_norm="))
         if "plain" not in by_name or len(values) < 2:
             continue
@@ -223,18 +228,18 @@ class Case:
 
 
 def cases_of(measured: Values) -> list[Case]:
-    """Return a case for each kind of network and seed."""
+    """Return a case for each kind of network and seed that has a plain run; one value of rho_norm is not a choice."""
     cases = []
-    for kind in curves_of(measured):
-        rows = {row.removeprefix(f"{kind} "): by for row, by in measured.items() if row.rpartition(" ")[0] == kind}
-        values = {name: by for name, by in rows.items() if name.startswith("rho_norm=")}
-        told_by = [by["validation", "AUROC"] for by in values.values()]
-        shared = set.intersection(*(set(by_seed) for by_seed in told_by))
-        if not shared:
+    for kind, by_name in _rows_by_kind(measured).items():
+        if "plain" not in by_name:
             continue
-        area = {name: np.mean([by["validation", "AUROC"][seed] for seed in shared]) for name, by in values.items()}
-        amounts = {"chosen": rows[max(area, key=lambda name: area[name])]}
-        amounts |= {text: rows[name] for text, name in (("auto", "auto"), ("3", "rho_norm=3")) if name in rows}
+        rows = {name: measured[row] for name, row in by_name.items()}
+        amounts = {text: rows[name] for text, name in (("auto", "auto"), ("3", "rho_norm=3")) if name in rows}
+        values = {name: by.get(("validation", "AUROC"), {}) for name, by in rows.items() if "rho_norm=" in name}
+        shared = set.intersection(*map(set, values.values())) if len(values) > 1 else set()
+        if shared:
+            area = {name: np.mean([by_seed[seed] for seed in shared]) for name, by_seed in values.items()}
+            amounts["chosen"] = rows[max(area, key=lambda name: area[name])]
         plain = rows["plain"]
         for seed in plain["near", "AUROC"]:
             gains = {
