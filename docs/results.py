@@ -164,7 +164,7 @@ def pages() -> dict[str, str]:
             note=NOTE,
             settings="\n".join(_settings(kept)).rstrip(),
             convention=CONVENTION,
-            short="\n".join(_short(kept)),
+            short="\n".join(_short(kept)).rstrip(),
             pictures="\n\n".join(_pictures(kept)),
         )
     ]
@@ -196,7 +196,7 @@ def pages() -> dict[str, str]:
     return {
         "docs/results.md": "\n".join(lines).rstrip() + "\n",
         "docs/results-tables.md": "\n".join(tables).rstrip() + "\n",
-        "README.md": _between(MARKS, "\n".join(["", *_short(kept), ""]), (ROOT / "README.md").read_text()),
+        "README.md": _between(MARKS, "\n".join(["", *_short(kept)]), (ROOT / "README.md").read_text()),
     }
 
 
@@ -229,8 +229,8 @@ def _decisions() -> Iterator[str]:
     networks: dict[tuple[str, str], list[Any]] = {}
     for path in sorted((KEPT / "decide").glob("*/*.json")):
         networks.setdefault((path.parent.name, path.stem.rpartition("-")[0]), []).append(json.loads(path.read_text()))
-    yield "| data | network | seeds | energy: false alarms | near | far | default: false alarms | near | far |"
-    yield "|---|---|---|---|---|---|---|---|---|"
+    head = ["data", "network", "seeds", "energy: false alarms", "near", "far", "default: false alarms", "near", "far"]
+    rows = []
     for (data, network), seeds in networks.items():
         texts = []
         for score in ("energy", "default"):
@@ -241,8 +241,8 @@ def _decisions() -> Iterator[str]:
                 ]
                 mean, deviation = mean_and_deviation([100 * sum(each) / len(each) for each in rates])
                 texts.append(number_text(mean, deviation if len(seeds) > 1 else None, 1))
-        yield f"| {TITLES.get(data, data)} | {network} | {len(seeds)} | {' | '.join(texts)} |"
-    yield ""
+        rows.append([TITLES.get(data, data), network, str(len(seeds)), *texts])
+    yield from _table(head, rows)
 
 
 FULL = """## Where the budget full departs from the paper
@@ -358,21 +358,21 @@ def _seeds(count: int) -> str:
 
 def _short(kept: Kept) -> Iterator[str]:
     columns = [*COLUMNS, ("id", "ACC")]
-    yield "| | seeds | " + " | ".join(" ".join(column) for column in columns) + " |"
-    yield "|---|---|" + "---|" * len(columns)
+    rows: list[list[str]] = []
     for title, by_name in kept.items():
         summary = _summary(by_name)
         lines = [(summary[0], row, name) for row, name in summary[1].items()] if summary else []
         for outcome, row, name in [*lines, *_longest(by_name)]:
             cells = [_cell(outcome, row, *column) for column in columns]
             texts = [number_text(cell.mean, cell.std if len(cell.seeds) > 1 else None, 1) for cell in cells]
-            yield f"| {title}: {name} | {len(cells[0].seeds)} | " + " | ".join(texts) + " |"
+            rows.append([f"{title}: {name}", str(len(cells[0].seeds)), *texts])
         if title in PAPER and lines:
             benchmark, tables = PAPER[title]
             for method, name in (("Energy", "plain"), ("SPCP", "SPCP")):
                 figures = [paper.figure(tables, benchmark, "ResNet-18", method, *column) for column in columns]
                 texts = ["" if figure is None else number_text(*figure, 1) for figure in figures]
-                yield f"| {title}: the paper's {name}, far with Places365 | 3 | " + " | ".join(texts) + " |"
+                rows.append([f"{title}: the paper's {name}, far with Places365", "3", *texts])
+    yield from _table(["setting", "seeds", *(" ".join(column) for column in columns)], rows)
 
 
 def _longest(by_name: Mapping[str, Outcome]) -> Iterator[tuple[Outcome, str, str]]:
