@@ -155,7 +155,8 @@ def judged(outcome: Outcome) -> Outcome:
 
     Claims about rows that are not there are left out, and, where one value was trained, those about the value chosen.
     """
-    facts, learnt = outcome.about, {row: values for row, values in outcome.values.items() if row in outcome.learnt}
+    facts, unlearnt = outcome.about, outcome.unlearnt
+    learnt = {row: values for row, values in outcome.values.items() if row not in unlearnt}
     means = {(cell.row, cell.column, cell.metric): cell.paper[0] for cell in outcome.cells if cell.paper}
     claims = claims_of(
         outcome.name, BUDGETS[outcome.budget], facts.get("rho_norm", 0.0), facts.get("settings") or ("",)

@@ -14,7 +14,7 @@ from ..report.figures import FAR, ID, NEAR, Drawn, axes_of
 from ..report.study import Arm, EvaluatedRun, Study, gather
 from ..runs import Run
 from .catalogue import label, rows_of
-from .findings import PREDICTORS, SCALES, cases_of, curves_of, gains_by_length, gains_by_norm
+from .findings import AMOUNTS, PREDICTORS, SCALES, cases_of, curves_of, gains_by_length, gains_by_norm
 from .lab import Lab, Row
 from .measures import GROUPS
 from .outcome import Outcome
@@ -171,13 +171,16 @@ def scales(lab: Lab | None, outcome: Outcome) -> Drawn:
 
 def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
     """Draw the gain of SPCP against what the plain network tells before."""
-    cases = cases_of(outcome.values)
+    amount, cases = max(
+        ((amount, [case for case in cases_of(outcome.values) if amount in case.gains]) for amount in AMOUNTS),
+        key=lambda found: len(found[1]),
+    )
     kinds = list(dict.fromkeys(case.kind for case in cases))
     with axes_of(1, len(PREDICTORS), 2.9 * len(PREDICTORS), 2.9, sharey=True) as (figure, axes):
         for axis, (name, (measure, bound)) in zip(axes[0], PREDICTORS.items(), strict=True):
             for i, kind in enumerate(kinds):
-                known = [case for case in cases if case.kind == kind and name in case.told and "auto" in case.gains]
-                x, y = [case.told[name] for case in known], [case.gains["auto"] for case in known]
+                known = [case for case in cases if case.kind == kind and name in case.told]
+                x, y = [case.told[name] for case in known], [case.gains[amount] for case in known]
                 axis.scatter(x, y, s=14, marker="os^Dv"[i % 5], color=figures.ARM_COLOURS[i % 4], label=kind)
             axis.axhline(0, lw=0.5, color=figures.INK)
             if bound is not None:
@@ -185,7 +188,7 @@ def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
             axis.set_xlabel(" ".join(measure), fontsize=8)
         axes[0][0].set_ylabel("gain of AUROC")
         figure.legend(*axes[0][0].get_legend_handles_labels(), **ABOVE)
-    return figure, "Each dot is a network and a seed: the gain of SPCP with rho_norm auto, against the plain network's."
+    return figure, f"Each dot is a network and a seed: the gain of SPCP, rho_norm {AMOUNTS[amount]}, and what was told."
 
 
 def lengths(lab: Lab | None, outcome: Outcome) -> Drawn:

@@ -31,29 +31,38 @@ def norms(measured: Values) -> tuple[str, ...]:
     sentences = []
     for kind in KINDS:
         x, y = map(np.asarray, gains_by_norm(measured, kind))
-        agree = int(((x > 1) == (y > 0)).sum())
+        agree, (better, usual) = int(((x > 1) == (y > 0)).sum()), _usual(y)
         sentences.append(
-            f"{kind} networks: where OOD features are longer than ID features truncated energy is better, and where "
-            f"they are shorter plain energy is, in {agree} of {len(x)} cases (a set and a seed each); rank correlation "
-            f"of length and gain {_rank(x, y):+.2f}."
+            f"{kind} networks: truncated energy is better where OOD features are longer than ID features, and plain "
+            f"energy where they are shorter, in {agree} of {len(x)} cases (a set and a seed each), while "
+            f"{'truncated' if better else 'plain'} energy is better in {usual}; rank correlation of length and gain "
+            f"{_rank(x, y):+.2f}."
         )
     return tuple(sentences)
+
+
+def _usual(gains: np.ndarray) -> tuple[bool, int]:
+    """Return whether most gains are above 0, and how many are on that side: what a prediction has to beat."""
+    rises = int((gains > 0).sum())
+    return (True, rises) if 2 * rises >= len(gains) else (False, len(gains) - rises)
 
 
 def auto(measured: Values) -> tuple[str, ...]:
-    """Tell whether "auto" comes within the seeds' deviation of the grid's winner, or above: its aim."""
+    """Tell how far "auto" is from plain training and from the value that a search chose."""
     sentences = []
     for group in ("near", "far"):
-        ours, theirs = (measured[name][group, "AUROC"] for name in ("SPCP auto", "SPCP"))
-        seeds = ours.keys() & theirs.keys()
-        points = float(np.mean([ours[seed] - theirs[seed] for seed in seeds]))
-        deviation = mean_and_deviation(list(theirs.values()))[1]  # over all seeds of the winner
-        verdict = f"so the aim is {'met' if points >= -deviation else 'missed'}"
+        ours = measured["SPCP auto"]
+        gains = {name: _gains(ours, measured[row], group) for name, row in (("plain", "Vanilla"), ("search", "SPCP"))}
+        points = {name: float(np.mean(values)) for name, values in gains.items()}
         sentences.append(
-            f"{group} sets: auto less the grid's winner {points:+.1f} points of AUROC ({_seeds(len(seeds))}); "
-            + (f"the winner deviates by {deviation:.1f} over seeds, {verdict}." if len(theirs) > 1 else "not judged.")
+            f"{group} sets: its AUROC is {_apart(points['plain'])} plain training and {_apart(points['search'])} the "
+            f"value chosen on validation data ({_seeds(len(gains['search']))})."
         )
     return tuple(sentences)
+
+
+def _apart(points: float) -> str:
+    return f"{abs(points):.1f} points {'above' if points >= 0 else 'below'}"
 
 
 def views(measured: Values) -> tuple[str, ...]:
@@ -66,9 +75,9 @@ def views(measured: Values) -> tuple[str, ...]:
         short = means[2] - means[:2].max(0)
         worst = int(short.argmin())
         sentences.append(
-            f"{kind} networks: within a point of the better view on {int((short >= -1).sum())} of {len(sets)} sets, at "
-            f"worst {short[worst]:+.1f} ({sets[worst]}); mean AUROC over sets {means[2].mean():.1f}, of the plain view "
-            f"{means[0].mean():.1f}, of the truncated one {means[1].mean():.1f}."
+            f"{kind} networks: AUROC within a point of the better view on {int((short >= -1).sum())} of {len(sets)} "
+            f"sets, at worst {_apart(short[worst])} it ({sets[worst]}); mean over sets {means[2].mean():.1f}, of the "
+            f"plain view alone {means[0].mean():.1f}, of the truncated one alone {means[1].mean():.1f}."
         )
     return tuple(sentences)
 
@@ -85,6 +94,7 @@ SCALES = {  # how much is truncated, by the column and metric that say it
 class Curve:
     """What truncation does to one kind of network, over the seeds that all of its rows have."""
 
+    seeds: int
     plain: float  # AUROC, the mean of near and far sets
     auto: float | None
     rho_norm: np.ndarray  # (n,), above 0
@@ -122,6 +132,7 @@ def curves_of(measured: Values) -> dict[str, Curve]:
         has_auto = "auto" in by_name and set(seeds) <= set(measured[by_name["auto"]]["near", "AUROC"])
         asked = np.array([value for value, _ in values])
         curves[kind] = Curve(
+            len(seeds),
             auroc(by_name["plain"]),
             auroc(by_name["auto"]) if has_auto else None,
             asked,
@@ -171,11 +182,12 @@ def losses_by_scale(measured: Values) -> dict[str, dict[str, float]]:
 
 
 def best_scale(losses: Mapping[str, Mapping[str, float]]) -> str:
-    """Say which scale transfers best, if one beats rho_norm by a point."""
+    """Say which scale transfers best, by how much, and whether one value of rho_norm transfers at all."""
     scale = next(name for name in losses if name in SCALES)
-    if _mean(losses["rho_norm"]) - _mean(losses[scale]) >= 1:
-        return f"{scale} transfers best"
-    return "no scale beats rho_norm by a point"
+    lost = {name: _mean(by_kind) for name, by_kind in losses.items()}
+    ahead = "" if scale == "rho_norm" else f", by {lost['rho_norm'] - lost[scale]:.1f} points over rho_norm"
+    useless = "" if lost["rho_norm"] < lost[NO_SCALE] else "; one value of rho_norm for all is no better than none"
+    return f"{scale} transfers best{ahead}{useless}"
 
 
 def best_amounts(measured: Values) -> str:
@@ -213,12 +225,14 @@ PREDICTORS: Mapping[str, tuple[Measure, float | None]] = {  # what the plain net
 }
 
 
+AMOUNTS = {"chosen": "chosen on validation data", "auto": "auto", "3": "3"}  # of truncation
+
+
 @dataclass(frozen=True)
 class Case:
     """What a plain network told, by the names of PREDICTORS, and what SPCP made of one like it: gains of AUROC.
 
-    Gains are means of near and far sets, by the amount: "chosen" on validation data for the kind of network, "auto",
-    and "3".
+    Gains are means of near and far sets, by the names of AMOUNTS; "chosen" is for the kind of network.
     """
 
     kind: str
@@ -262,7 +276,7 @@ class Prediction:
     """How well plain networks tell whether SPCP, with one amount, helps."""
 
     amount: str
-    kinds: int  # of networks
+    kinds: tuple[str, ...]  # of networks
     gains: np.ndarray  # of AUROC, (cases,)
     right: Mapping[str, int]  # in how many cases, by the names of PREDICTORS
     ranks: Mapping[str, float]  # the rank correlation of what is told and the gain
@@ -275,12 +289,12 @@ class Prediction:
     @property
     def usual(self) -> tuple[str, int]:
         """Return the answer that is right more often, and how often: what a prediction has to beat."""
-        falls = len(self.gains) - self.rises
-        return ("yes", self.rises) if self.rises >= falls else ("no", falls)
+        rises, count = _usual(self.gains)
+        return "yes" if rises else "no", count
 
     @property
     def best(self) -> str | None:
-        """Return what tells best, if it beats the usual answer; what is chosen in hindsight foretells nothing."""
+        """Return what tells best, if it beats the usual answer; a bound fitted to the cases predicts nothing."""
         names = [name for name in self.right if PREDICTORS[name][1] is not None]
         name = max(names, key=lambda name: self.right[name], default=None)
         return name if name is not None and self.right[name] > self.usual[1] else None
@@ -290,7 +304,7 @@ def predictions(measured: Values) -> list[Prediction]:
     """Return how well the plain network predicts the gain of each amount that at least three cases have."""
     cases = cases_of(measured)
     found = []
-    for amount, text in (("chosen", "chosen on validation data"), ("auto", "auto"), ("3", "3")):
+    for amount, text in AMOUNTS.items():
         known = [case for case in cases if amount in case.gains]
         if len(known) < 3:
             continue
@@ -301,7 +315,7 @@ def predictions(measured: Values) -> list[Prediction]:
             if not np.isnan(x).any():
                 right[name] = int(((x > bound) == (y > 0)).sum()) if bound is not None else _best_split(x, y > 0)
                 ranks[name] = _rank(x, y)
-        found.append(Prediction(text, len({case.kind for case in known}), y, right, ranks))
+        found.append(Prediction(text, tuple(dict.fromkeys(case.kind for case in known)), y, right, ranks))
     return found
 
 
@@ -311,13 +325,13 @@ def prediction(measured: Values) -> tuple[str, ...]:
     for each in predictions(measured):
         told = []
         for name, count in each.right.items():
-            hindsight = " with a bound chosen in hindsight" if PREDICTORS[name][1] is None else ""
+            hindsight = " with a bound fitted to these cases" if PREDICTORS[name][1] is None else ""
             told.append(f"{name}: right in {count}{hindsight}, rank correlation {each.ranks[name]:+.2f}")
         answer, usual = each.usual
         sentences.append(
             f"with rho_norm {each.amount} AUROC rises in {each.rises} of {len(each.gains)} cases (a seed of one of "
-            f"{each.kinds} kinds of networks), by {each.gains.min():+.1f} to {each.gains.max():+.1f} points. Foretold "
-            f"by {'; by '.join(told)}. Always saying {answer} is right in {usual}, so "
+            f"{len(each.kinds)} kinds of networks), by {each.gains.min():+.1f} to {each.gains.max():+.1f} points. "
+            f"Predicted by {'; by '.join(told)}. Always saying {answer} is right in {usual}, so "
             + (f"the best sign is {each.best}." if each.best else "none of these is enough.")
         )
     return tuple(sentences)

@@ -82,13 +82,16 @@ class ClaimResult:
     text: str
     gains: tuple[Gain, ...]
     test: bool = True
+    margin: float = 0.0
+    missing: int = 0  # pairs of rows that cannot be compared, because one is not there
 
     @property
     def support(self) -> Support:
         """Judge the claim.
 
-        It holds if every comparison is better, and holds in part if some are and the others are unclear. It is mixed if
-        some are better and some are worse, does not hold if some are worse and none is better, and is else unclear.
+        It holds if every comparison is better, and holds in part if some are and the others are unclear or missing. It
+        is mixed if some are better and some are worse, does not hold if some are worse and none is better, and is
+        otherwise unclear.
         """
         counts = self.counts
         better, worse = counts[Verdict.BETTER], counts[Verdict.WORSE]
@@ -97,19 +100,32 @@ class ClaimResult:
         if better and worse:
             return Support.MIXED
         if better:
-            return Support.HOLDS if better == len(self.gains) else Support.PARTLY
+            return Support.HOLDS if better == len(self.gains) and not self.missing else Support.PARTLY
         return Support.FAILS if worse else Support.UNCLEAR
 
     @property
+    def tested(self) -> tuple[Gain, ...]:
+        """List the comparisons over two seeds or more."""
+        return tuple(gain for gain in self.gains if gain.difference.interval is not None)
+
+    @property
     def counts(self) -> Mapping[Verdict, int]:
-        """Count the comparisons by verdict."""
-        verdicts = [gain.difference.verdict for gain in self.gains]
+        """Count the comparisons that are tested, by verdict."""
+        verdicts = [gain.difference.verdict for gain in self.tested]
         return {verdict: verdicts.count(verdict) for verdict in Verdict}
 
     @property
     def tally(self) -> str:
         """Write the counts out: "2 better, 0 worse, 2 unclear"."""
-        return ", ".join(f"{count} {verdict.value}" for verdict, count in self.counts.items())
+        return ", ".join(f"{count} {verdict.value}" for verdict, count in self.counts.items()) + self.untested
+
+    @property
+    def untested(self) -> str:
+        """Say what is not among the counts: ", 4 not tested (one seed), 1 of 3 pairs of rows missing"."""
+        single, pairs = len(self.gains) - len(self.tested), len({(gain.row, gain.other) for gain in self.gains})
+        return (f", {single} not tested (one seed)" if single else "") + (
+            f", {self.missing} of {pairs + self.missing} pairs of rows missing" if self.missing else ""
+        )
 
 
 @dataclass(frozen=True)
@@ -144,7 +160,8 @@ class Outcome:
     @property
     def learnt(self) -> tuple[str, ...]:
         """List the rows that are reported, in order."""
-        return tuple(row for row in self.rows if row not in self.unlearnt)
+        unlearnt = self.unlearnt
+        return tuple(row for row in self.rows if row not in unlearnt)
 
     @property
     def measures(self) -> tuple[Measure, ...]:
@@ -191,8 +208,7 @@ class Outcome:
         kept = json.loads(text)
         cells = tuple(Cell(**_with_tuples(cell)) for cell in kept["cells"])
         claims = tuple(
-            ClaimResult(claim["text"], tuple(map(_read_gain, claim["gains"])), claim.get("test", True))
-            for claim in kept["claims"]
+            ClaimResult(**{**claim, "gains": tuple(map(_read_gain, claim["gains"]))}) for claim in kept["claims"]
         )
         return cls(**{**kept, "cells": cells, "claims": claims, "findings": tuple(kept["findings"])})
 
@@ -244,7 +260,8 @@ def judge(claim: Claim, values: Values, paper: Mapping[tuple[str, str, str], flo
         else dataclasses.replace(gain, difference=dataclasses.replace(gain.difference, verdict=Verdict.UNCLEAR))
         for gain, clear in zip(gains, significant, strict=True)
     ]
-    return ClaimResult(claim.text, tuple(corrected), claim.test)
+    missing = len(set(claim.pairs) - {(gain.row, gain.other) for gain in gains})
+    return ClaimResult(claim.text, tuple(corrected), claim.test, claim.margin, missing)
 
 
 def _measures(claim: Claim, row: Mapping[Measure, Any]) -> list[Measure]:
