@@ -7,6 +7,7 @@ python docs/results.py FOLDER     # after taking over what is below FOLDER (smal
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,8 +18,8 @@ import matplotlib
 
 from spcp.config import config_for, rho_norm_for
 from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, findings, judged, paper
-from spcp.experiments.catalogue import BOTH_HEADS, MAIN_TABLES, PLAIN_HEAD, claims_of
-from spcp.experiments.outcome import Cell, ClaimResult, Gain
+from spcp.experiments.catalogue import BOTH_HEADS, MAIN_TABLES, PLAIN_HEAD, Claim, claims_of
+from spcp.experiments.outcome import Cell, ClaimResult, Gain, judge
 from spcp.experiments.page import context, number_text
 from spcp.experiments.records import FILE
 from spcp.metrics import mean_and_deviation
@@ -130,6 +131,12 @@ on a GPU, has not been run: what follows is evidence about the method, not about
 
 {settings}
 
+## Where is it worth its while?
+
+{worth_note}
+
+{worth}
+
 ## In short
 
 The energy score, in percent; mean ± deviation over seeds, where there are several. {convention}
@@ -163,6 +170,8 @@ def pages() -> dict[str, str]:
         HEAD.format(
             note=NOTE,
             settings="\n".join(_settings(kept)).rstrip(),
+            worth_note=WORTH,
+            worth="\n".join(_worth(kept)).rstrip(),
             convention=CONVENTION,
             short="\n".join(_short(kept)).rstrip(),
             pictures="\n\n".join(_pictures(kept)),
@@ -196,7 +205,7 @@ def pages() -> dict[str, str]:
     return {
         "docs/results.md": "\n".join(lines).rstrip() + "\n",
         "docs/results-tables.md": "\n".join(tables).rstrip() + "\n",
-        "README.md": _between(MARKS, "\n".join(["", *_short(kept)]), (ROOT / "README.md").read_text()),
+        "README.md": _between(MARKS, "\n".join(["", *_worth(kept)]), (ROOT / "README.md").read_text()),
     }
 
 
@@ -386,6 +395,69 @@ def _longest(by_name: Mapping[str, Outcome]) -> Iterator[tuple[Outcome, str, str
         if epochs == longest > outcome.about["epochs"]:
             name = row.partition(" for ")[0].replace("Vanilla", "plain").replace("SPCP ", "SPCP, ")
             yield outcome, row, f"{name}, {epochs} epochs"
+
+
+WORTH = """The AUROC of energy after plain training, and what SPCP adds, in points; first where plain energy is worst on
+far sets. *Chosen* is the rho_norm that validation data choose, *the paper's* is its value for as many classes. In
+brackets whether SPCP detects better, by AUROC and FPR95 on near and on far sets, as the claims below are judged."""
+Compared = tuple[str, Outcome, str, str, str]  # name, outcome, and its rows: plain, SPCP chosen, SPCP as in the paper
+
+
+def _worth(kept: Kept) -> Iterator[str]:
+    """Write what SPCP adds to plain training for each kind of data and training, and in the paper."""
+    rows = []
+    for name, outcome, plain, *arms in _compared(kept):
+        if plain not in outcome.rows or not any(arm in outcome.rows for arm in arms):
+            continue
+        levels = [_cell(outcome, plain, group, "AUROC").mean for group in ("near", "far")]
+        seeds = max(len(outcome.seeds(arm)) for arm in arms if arm in outcome.rows)
+        gains = [_gained(outcome, plain, arm) for arm in arms]
+        rows.append((levels[1], [name, str(seeds), *(f"{level:.1f}" for level in levels), *gains]))
+    for title, (benchmark, tables) in PAPER.items():
+        levels, gains = [], []
+        for group in ("near", "far"):
+            figures = (
+                paper.figure(tables, benchmark, "ResNet-18", each, group, "AUROC") for each in ("Energy", "SPCP")
+            )
+            plain_mean, mean = (figure[0] for figure in figures if figure)
+            levels.append(f"{plain_mean:.1f}")
+            gains.append(f"{mean - plain_mean:+.1f} {group}")
+        name = f"*{title} in the paper: ResNet-18, 100 epochs, far with Places365*"
+        rows.append((math.inf, [name, "3", *levels, "", ", ".join(gains)]))
+    rows.sort(key=lambda row: row[0])
+    yield from _table(
+        ["data", "seeds", "plain: near", "plain: far", "SPCP, chosen", "SPCP, the paper's"], [row for _, row in rows]
+    )
+
+
+def _compared(kept: Kept) -> Iterator[Compared]:
+    """Yield what can be compared: each kind of data, and the networks of CIFAR-10 that were trained differently."""
+    for title, by_name in kept.items():
+        if "ablation-rho" in by_name:
+            rho = by_name["ablation-rho"]
+            yield title, rho, "rho_norm=0", f"rho_norm={rho.about.get('rho_norm', 0):g}", "rho_norm=3"
+        if "cifar100" in by_name:
+            yield title, by_name["cifar100"], "Energy", "SPCP", f"SPCP rho_norm={rho_norm_for('cifar100'):g}"
+        if "audio" in by_name:
+            audio = by_name["audio"]
+            of_one = "" if _how(audio) == "chosen" else f" (rho_norm {audio.about['rho_norm']:g}, {_how(audio)})"
+            yield TITLES[audio.about["data"]] + of_one, audio, "Vanilla", "SPCP", ""
+        for suffix in dict.fromkeys(row.partition(" for ")[2] for _, row, _ in _longest(by_name)):
+            rows = [f"{name} for {suffix}" for name in ("Vanilla", "SPCP rho_norm=3")]
+            yield f"{title}, {suffix}", by_name["training-length"], rows[0], "", rows[1]
+        if "augmentation" in by_name:
+            rows = [f"{name} not augmented" for name in ("Vanilla", "SPCP", "SPCP rho_norm=3")]
+            yield f"{title}, not augmented", by_name["augmentation"], *rows
+
+
+def _gained(outcome: Outcome, plain: str, arm: str) -> str:
+    """Write the gain of AUROC over plain training, and whether detection is better."""
+    result = judge(Claim("", ((arm, plain),)), outcome.values, {})
+    if not result.gains:
+        return ""
+    means = {gain.column: gain.difference.mean for gain in result.gains if gain.metric == "AUROC"}
+    verdict = result.support.value if result.tested else "one seed"
+    return f"{', '.join(f'{mean:+.1f} {group}' for group, mean in means.items())} ({verdict})"
 
 
 PAPER = {title: (name, MAIN_TABLES[name][1]) for title, name in MAIN.items() if title != "Digits"}
