@@ -10,17 +10,19 @@ import json
 import math
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 from spcp.config import config_for, rho_norm_for
 from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome, drawing, findings, judged, paper
 from spcp.experiments.catalogue import BOTH_HEADS, MAIN_TABLES, PLAIN_HEAD, Claim, claims_of
-from spcp.experiments.outcome import Cell, ClaimResult, Gain, judge
-from spcp.experiments.page import context, number_text
+from spcp.experiments.measures import Values
+from spcp.experiments.outcome import Cell, ClaimResult, Gain, Support, judge
+from spcp.experiments.page import context, how_chosen, number_text
 from spcp.experiments.records import FILE
 from spcp.metrics import mean_and_deviation
 from spcp.report.figures import as_svg, for_both_schemes
@@ -39,7 +41,10 @@ TITLES = {
     "photos": "Photos",
     "embeddings": "Embeddings",
 }
-SAME = {"small": ("cifar100", "imagenet200", "hyperparameters"), "cpu": ("hyperparameters",)}  # as other names
+SAME = {
+    "small": ("cifar100", "imagenet200", "hyperparameters"),
+    "cpu": ("imagenet200", "hyperparameters"),
+}  # no columns
 MARKS = ("<!-- results, by docs/results.py -->", "<!-- end of results -->")  # in the README
 CONVENTION = "FPR95 is OpenOOD's: the share of ID samples that are flagged when 95 % of the OOD samples are."
 NOTE = "<!-- Written by docs/results.py: edit that. -->"
@@ -54,6 +59,7 @@ QUESTIONS = {  # by the experiment that answers
     "scales": "Is rho_norm the right scale to set how much is truncated?",
     "prediction": "Does a plain network tell whether SPCP will help?",
 }
+AUROCS = (("near", "AUROC"), ("far", "AUROC"))
 COLUMNS = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")]
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
@@ -76,7 +82,7 @@ def take_over(folder: Path) -> None:
     for budget in SAME:
         for path in sorted((folder / budget).glob("*/outcome.json")):
             outcome = Outcome.read(path.read_text())
-            if outcome.name in SAME[budget] or not _current(outcome):
+            if outcome.name in SAME[budget] or not _current(outcome) or "--only" in outcome.about["command"]:
                 continue
             (KEPT / budget).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, KEPT / budget / f"{outcome.name}.json")
@@ -124,18 +130,24 @@ HEAD = """# Results
 
 {note}
 
-Does SPCP do what its paper says? Measured on real data on one machine without a GPU, in several settings. Every number
-comes from `spcp reproduce` ([how](reproduce.md)); all of them, by seed and by set, are in `docs/results/`, and
-[table by table](results-tables.md) with intervals, machine and date. The paper's own setting, 100 epochs of ResNet-18
-on a GPU, has not been run: what follows is evidence about the method, not about the paper's numbers.
-
-{settings}
-
-## Where is it worth its while?
+Does SPCP do what its paper says? **Not in general.** It helps where the energy score fails on far sets, and little
+where plain training detects well, where too large a `rho_norm` does harm; so does the paper's for CIFAR-10 with the
+network that we can afford. The paper's own setting, 100 epochs of ResNet-18 on a GPU, has not been run: what follows
+is evidence about the method, not about the paper's numbers.
 
 {worth_note}
 
 {worth}
+
+{amount}
+
+Every number comes from `spcp reproduce` ([how](reproduce.md)), those of photos and embeddings from
+`benchmarks/decide.py`; all of them, by seed and by set, are in `docs/results/`, and [table by
+table](results-tables.md) with intervals, machine and date.
+
+## What was trained
+
+{settings}
 
 ## In short
 
@@ -147,18 +159,22 @@ The energy score, in percent; mean ± deviation over seeds, where there are seve
 
 ## Claim by claim
 
-What the paper claims, all of it and nothing else. Networks with the same seed are compared. Each comparison (near and
-far sets, AUROC and FPR95, unless the claim says otherwise) is better, worse or unclear: its 95 % interval over seeds
-(Student's t) has to leave out 0, and its p-value has to pass Holm's correction for all comparisons of the claim. Where
-a claim names a bound ("within a point"), which is ours, the interval has to lie above minus that. A claim **holds** if
-all comparisons are better, and **holds in part** if some are, none is worse, and the others are unclear or missing; it
-is **mixed** if some are better and some are worse, **does not hold** if some are worse and none is better, and is
-**unclear** otherwise. In brackets: how many are better / worse / unclear, and what could not be tested; where the claim
-is no more than a word ("competitive") these are **counted**, not tested. Three seeds show only what is large beside the
-deviation. One seed shows nothing, so its comparisons are not judged, but it is told how many are as claimed.
-[Table by table](results-tables.md) has the means that are compared. The paper has its ablations and its table of
-compatibility on CIFAR-100, we have them on CIFAR-10. Scores that run features through the head once more (ASH,
-GradNorm) are given with the truncating head, which the network was trained with, and with the plain one.
+The claims of the paper that we judge. Networks with the same seed are compared. Each comparison (near and far sets,
+AUROC and FPR95, unless the claim says otherwise) is better, worse or unclear: its 95 % interval over seeds (Student's
+t) has to leave out 0, and its p-value has to pass Holm's correction for all tested comparisons of the claim. Where a
+claim names a bound ("within a point"), which is ours, the interval has to lie above minus that. A claim **holds** if
+all comparisons are better, and **holds in part** if some are, none is worse, and the others are unclear or missing;
+it is **mixed** if some are better and some are worse, **does not hold** if some are worse and none is better, and is
+**unclear** otherwise. In brackets the comparisons, and how many of the unclear ones point against the claim. Where
+the claim is no more than a word ("most", "competitive"), or where there are fewer than three seeds, it is counted how
+many are as claimed, and nothing is tested.
+
+Three seeds show only what is large beside the deviation: the clearest of 4 comparisons needs a mean of more than 6
+times its deviation over seeds, and the clearest of 24 more than 15 times. So unclear means that it is not known.
+Claims are not corrected for each other, and some of them compare the same rows. [Table by table](results-tables.md)
+has the means that are compared. The paper has its ablations and its table of compatibility on CIFAR-100, we have them
+on CIFAR-10. Scores that run features through the head once more (ASH, GradNorm) are given with the truncating head,
+which the network was trained with, and with the plain one.
 
 """
 
@@ -172,6 +188,7 @@ def pages() -> dict[str, str]:
             settings="\n".join(_settings(kept)).rstrip(),
             worth_note=WORTH,
             worth="\n".join(_worth(kept)).rstrip(),
+            amount=_amount_of_three(kept),
             convention=CONVENTION,
             short="\n".join(_short(kept)).rstrip(),
             pictures="\n\n".join(_pictures(kept)),
@@ -261,6 +278,8 @@ FULL = """## Where the budget full departs from the paper
 - The threshold is updated in training only; the released code updates it at evaluation too.
 - On ImageNet-200, CIDER and MOS are trained from scratch; OpenOOD fine-tunes a trained network.
 - VRA, which is in no table, is OpenOOD's by default; `vra-p` is its authors'.
+- FPR95 is OpenOOD's, the share of ID samples that are flagged when 95 % of the OOD samples are; the paper's text has
+  it the other way round.
 - The text's reduction of far FPR95 on CIFAR-10, 21.25 points, is 21.15 in its tables, which we compare with.
 
 `tests/test_experiments.py` checks the other settings of the three benchmarks of images against the paper's.
@@ -276,8 +295,9 @@ def _summary(by_name: Mapping[str, Outcome]) -> tuple[Outcome, dict[str, str]] |
         arms = {"Energy": "plain", "SPCP": f"SPCP, rho_norm={value:g} ({_how(main)}{also})"}
         if not also:
             arms[f"SPCP rho_norm={paper_value:g}"] = f"SPCP, rho_norm={paper_value:g} (the paper's)"
-        return main, {row: name for row, name in arms.items() if row in main.rows}
-    return (by_name["ablation-rho"], _arms(by_name["ablation-rho"])) if "ablation-rho" in by_name else None
+        return (main, {row: name for row, name in arms.items() if row in main.rows}) if "Energy" in main.rows else None
+    rho = by_name.get("ablation-rho")
+    return (rho, _arms(rho)) if rho is not None and "rho_norm=0" in rho.rows else None
 
 
 def _arms(rho: Outcome) -> dict[str, str]:
@@ -342,9 +362,9 @@ def _settings(kept: Kept) -> Iterator[str]:
 
 
 def _amount(outcome: Outcome) -> str:
-    """Say which rho_norm was chosen, and among which."""
-    grid = outcome.about.get("grid", ())
-    return f"rho_norm {outcome.about['rho_norm']:g} of {', '.join(f'{value:g}' for value in grid)}" if grid else ""
+    """Say which rho_norm was chosen, and how."""
+    facts = outcome.about
+    return f"rho_norm {facts['rho_norm']:g}, {how_chosen(facts)}" if "grid" in facts else ""
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
@@ -376,11 +396,9 @@ def _short(kept: Kept) -> Iterator[str]:
             texts = [number_text(cell.mean, cell.std if len(cell.seeds) > 1 else None, 1) for cell in cells]
             rows.append([f"{title}: {name}", str(len(cells[0].seeds)), *texts])
         if title in PAPER and lines:
-            benchmark, tables = PAPER[title]
             for method, name in (("Energy", "plain"), ("SPCP", "SPCP")):
-                figures = [paper.figure(tables, benchmark, "ResNet-18", method, *column) for column in columns]
-                texts = ["" if figure is None else number_text(*figure, 1) for figure in figures]
-                rows.append([f"{title}: the paper's {name}, far with Places365", "3", *texts])
+                texts = [number_text(*_paper(title, method, *column), 1) for column in columns]
+                rows.append([f"{title}: the paper's {name}, on the same sets", "3", *texts])
     yield from _table(["setting", "seeds", *(" ".join(column) for column in columns)], rows)
 
 
@@ -397,67 +415,108 @@ def _longest(by_name: Mapping[str, Outcome]) -> Iterator[tuple[Outcome, str, str
             yield outcome, row, f"{name}, {epochs} epochs"
 
 
-WORTH = """The AUROC of energy after plain training, and what SPCP adds, in points; first where plain energy is worst on
-far sets. *Chosen* is the rho_norm that validation data choose, *the paper's* is its value for as many classes. In
-brackets whether SPCP detects better, by AUROC and FPR95 on near and on far sets, as the claims below are judged."""
-Compared = tuple[str, Outcome, str, str, str]  # name, outcome, and its rows: plain, SPCP chosen, SPCP as in the paper
+WORTH = """The AUROC of energy after plain training, in percent, and the points that SPCP adds; first where plain
+energy is worst on far sets. *Chosen* is the rho_norm that validation data choose, *given* is the paper's value for as
+many classes, or the one that is named. In brackets whether SPCP detects better, by AUROC and FPR95 (photos and
+embeddings: by AUROC) on near and on far sets, as the claims below are judged."""
+PARAMETERS = {"photos": "Photos (fine-tuned EfficientNet-Lite0), rho_norm 0.5"}
+PARAMETERS |= {"embeddings": "Embeddings (a perceptron), rho_norm 0.5"}
+Compared = tuple[str, Values, str, str, str]  # name, numbers, and their rows: plain, SPCP chosen, SPCP given
 
 
 def _worth(kept: Kept) -> Iterator[str]:
     """Write what SPCP adds to plain training for each kind of data and training, and in the paper."""
     rows = []
-    for name, outcome, plain, *arms in _compared(kept):
-        if plain not in outcome.rows or not any(arm in outcome.rows for arm in arms):
+    for name, values, plain, *arms in [*_compared(kept), *_decided()]:
+        if plain not in values or not any(arm in values for arm in arms):
             continue
-        levels = [_cell(outcome, plain, group, "AUROC").mean for group in ("near", "far")]
-        seeds = max(len(outcome.seeds(arm)) for arm in arms if arm in outcome.rows)
-        gains = [_gained(outcome, plain, arm) for arm in arms]
-        rows.append((levels[1], [name, str(seeds), *(f"{level:.1f}" for level in levels), *gains]))
-    for title, (benchmark, tables) in PAPER.items():
-        levels, gains = [], []
-        for group in ("near", "far"):
-            figures = (
-                paper.figure(tables, benchmark, "ResNet-18", each, group, "AUROC") for each in ("Energy", "SPCP")
-            )
-            plain_mean, mean = (figure[0] for figure in figures if figure)
-            levels.append(f"{plain_mean:.1f}")
-            gains.append(f"{mean - plain_mean:+.1f} {group}")
-        name = f"*{title} in the paper: ResNet-18, 100 epochs, far with Places365*"
-        rows.append((math.inf, [name, "3", *levels, "", ", ".join(gains)]))
+        levels = [float(np.mean([*values[plain][measure].values()])) for measure in AUROCS]
+        gains = [_gained(values, plain, arm) for arm in arms]
+        if gains[0] == gains[1]:
+            gains[1] = "the same"
+        rows.append((levels[1], [name, *(f"{level:.1f}" for level in levels), *gains]))
+    for title in PAPER:
+        means = [[_paper(title, method, *measure).mean for measure in AUROCS] for method in ("Energy", "SPCP")]
+        gain = ", ".join(f"{b - a:+.1f} {group}" for a, b, (group, _) in zip(*means, AUROCS, strict=True))
+        name = f"*{title} in the paper: ResNet-18, 100 epochs*"
+        rows.append((math.inf, [name, *(f"{mean:.1f}" for mean in means[0]), "", gain]))
     rows.sort(key=lambda row: row[0])
-    yield from _table(
-        ["data", "seeds", "plain: near", "plain: far", "SPCP, chosen", "SPCP, the paper's"], [row for _, row in rows]
-    )
+    yield from _table(["data", "plain: near", "plain: far", "SPCP, chosen", "SPCP, given"], [row for _, row in rows])
 
 
 def _compared(kept: Kept) -> Iterator[Compared]:
     """Yield what can be compared: each kind of data, and the networks of CIFAR-10 that were trained differently."""
     for title, by_name in kept.items():
-        if "ablation-rho" in by_name:
-            rho = by_name["ablation-rho"]
-            yield title, rho, "rho_norm=0", f"rho_norm={rho.about.get('rho_norm', 0):g}", "rho_norm=3"
-        if "cifar100" in by_name:
-            yield title, by_name["cifar100"], "Energy", "SPCP", f"SPCP rho_norm={rho_norm_for('cifar100'):g}"
-        if "audio" in by_name:
-            audio = by_name["audio"]
-            of_one = "" if _how(audio) == "chosen" else f" (rho_norm {audio.about['rho_norm']:g}, {_how(audio)})"
-            yield TITLES[audio.about["data"]] + of_one, audio, "Vanilla", "SPCP", ""
+        values = {name: outcome.values for name, outcome in by_name.items()}
+        if "ablation-rho" in values:
+            rho = by_name["ablation-rho"].about.get("rho_norm")
+            yield title, values["ablation-rho"], "rho_norm=0", f"rho_norm={rho:g}" if rho else "", "rho_norm=3"
+        if "cifar100" in values:
+            given = f"SPCP rho_norm={rho_norm_for('cifar100'):g}"
+            yield title, values["cifar100"], "Energy", "SPCP", given
+        if "audio" in values and "SPCP" in values["audio"]:
+            facts, is_chosen = by_name["audio"].about, _how(by_name["audio"]) == "chosen"
+            name = TITLES[facts["data"]] + ("" if is_chosen else f", rho_norm {facts['rho_norm']:g}")
+            yield name, values["audio"], "Vanilla", *(("SPCP", "") if is_chosen else ("", "SPCP"))
         for suffix in dict.fromkeys(row.partition(" for ")[2] for _, row, _ in _longest(by_name)):
-            rows = [f"{name} for {suffix}" for name in ("Vanilla", "SPCP rho_norm=3")]
-            yield f"{title}, {suffix}", by_name["training-length"], rows[0], "", rows[1]
-        if "augmentation" in by_name:
-            rows = [f"{name} not augmented" for name in ("Vanilla", "SPCP", "SPCP rho_norm=3")]
-            yield f"{title}, not augmented", by_name["augmentation"], *rows
+            plain, given = (f"{name} for {suffix}" for name in ("Vanilla", "SPCP rho_norm=3"))
+            yield f"{title}, {suffix}", values["training-length"], plain, "", given
+        if "augmentation" in values:
+            plain, chosen, given = (f"{name} not augmented" for name in ("Vanilla", "SPCP", "SPCP rho_norm=3"))
+            yield f"{title}, not augmented", values["augmentation"], plain, chosen, given
 
 
-def _gained(outcome: Outcome, plain: str, arm: str) -> str:
+def _decided() -> Iterator[Compared]:
+    """Yield what benchmarks/decide.py measured on data that no experiment has."""
+    for data, name in PARAMETERS.items():
+        values: Values = {}
+        for path in sorted((KEPT / "decide" / data).glob("*.json")):
+            network, _, seed = path.stem.rpartition("-")
+            cells = json.loads(path.read_text())["cells"]["energy"]
+            for group, metric in AUROCS:
+                areas = [100 * areas[0] for where, areas in cells.items() if where.startswith(group)]
+                values.setdefault(network, {}).setdefault((group, metric), {})[int(seed)] = sum(areas) / len(areas)
+        yield name, values, "plain", "", "rho_norm=0.5"
+
+
+def _gained(values: Values, plain: str, arm: str) -> str:
     """Write the gain of AUROC over plain training, and whether detection is better."""
-    result = judge(Claim("", ((arm, plain),)), outcome.values, {})
+    measures = tuple(measure for measure in COLUMNS if measure in values.get(plain, {}))
+    result = judge(Claim("", ((arm, plain),), measures), values, {})
     if not result.gains:
         return ""
     means = {gain.column: gain.difference.mean for gain in result.gains if gain.metric == "AUROC"}
-    verdict = result.support.value if result.tested else "one seed"
+    count = len(result.gains[0].difference.by_seed)
+    verdict = f"{result.support.value}, {count} seeds" if result.tested else _few(count)
     return f"{', '.join(f'{mean:+.1f} {group}' for group, mean in means.items())} ({verdict})"
+
+
+def _few(seeds: int) -> str:
+    return "one seed" if seeds == 1 else f"{seeds} seeds"
+
+
+AMOUNT = """With rho_norm 3 this network of CIFAR-10 truncates {share:.0f} % of its positive contributions. Whether
+the paper's ResNet-18 does so too is not known: what is tested is the paper's value, and not the amount of truncation
+that it had there."""
+
+
+def _amount_of_three(kept: Kept) -> str:
+    """Say how much the paper's value for CIFAR-10 truncates here."""
+    scales = kept["CIFAR-10"].get("scales")
+    cell = scales and scales.cell("cifar10 whitened CNN rho_norm=3", "contributions", "truncated of positive %")
+    return AMOUNT.format(share=cell.mean) if cell else ""
+
+
+SETS = ("cifar10", "cifar100", "tin", "mnist", "svhn", "texture")  # on which ours are measured: no Places365
+
+
+def _paper(title: str, method: str, column: str, metric: str) -> paper.Figure:
+    """Return the paper's mean over the sets that are here."""
+    benchmark, tables = PAPER[title]
+    key = (tables, benchmark, "ResNet-18", method, column, metric)
+    figure = paper.group_figure(*key, SETS) if column != "id" else paper.figure(*key)
+    assert figure is not None, key
+    return figure
 
 
 PAPER = {title: (name, MAIN_TABLES[name][1]) for title, name in MAIN.items() if title != "Digits"}
@@ -498,7 +557,21 @@ def _claims(kept: Kept, *, ours: bool) -> Iterator[str]:
             + " | ".join(chosen)
             + " |"
         )
+        yield f"| {PREMISE} | " + " | ".join(_premise(kept[title]) for title in titles) + " |"
     yield ""
+
+
+PREMISE = (
+    "Predictions of plain networks rest on few weights (`patterns`; not tested: the share of the mean contributions "
+    "that the largest 1 % of them hold, which is 3.6 % if they are normally distributed)"
+)
+
+
+def _premise(by_name: Mapping[str, Outcome]) -> str:
+    """Say how few weights carry the mean contributions of a plain network."""
+    patterns = by_name.get("patterns")
+    cell = patterns and patterns.cell(patterns.rows[0], "contributions", "top 1 %")
+    return f"{cell.mean:.1f} %" if cell else ""
 
 
 def _texts(ours: bool) -> dict[str, list[str]]:
@@ -512,9 +585,9 @@ def _texts(ours: bool) -> dict[str, list[str]]:
 
 
 def _chosen(outcome: Outcome) -> str:
-    grid = outcome.about.get("grid", ())
-    classes = 100 if outcome.about["data"] == "cifar100" else 10
-    return f"{outcome.about['rho_norm']:g} for {classes} classes" if len(grid) > 1 else "one value trained"
+    facts, classes = outcome.about, 100 if outcome.about["data"] == "cifar100" else 10
+    on = f", on {_few(facts['chosen on seeds'])}" if "chosen on seeds" in facts else ""
+    return f"{facts['rho_norm']:g} for {classes} classes{on}" if len(facts.get("grid", ())) > 1 else "one value trained"
 
 
 def _verdict(text: str, outcomes: Sequence[Outcome]) -> str:
@@ -524,14 +597,27 @@ def _verdict(text: str, outcomes: Sequence[Outcome]) -> str:
     outcome = outcomes[0]
     claim = _claim(text, outcome)
     if claim is None:
-        one_value = len(outcome.about.get("grid", ())) == 1 and callable(EXPERIMENTS[outcome.name].claims)
-        return "one value trained" if one_value else "did not learn" if outcome.unlearnt else "rows are missing"
+        return _why_not(text, outcome)
     on = " on spoken digits" if outcome.name == "audio" else ""
-    if not claim.tested:
-        as_claimed = sum(gain.difference.mean > -claim.margin for gain in claim.gains)
-        return f"one seed{on}: {as_claimed} of {len(claim.gains)} as claimed"
-    counts = "/".join(str(count) for count in claim.counts.values())
-    return f"**{claim.support.value}**{on} ({counts}{claim.untested})"
+    if claim.support is Support.SAME:
+        return claim.support.value
+    if claim.is_tested:
+        return f"**{claim.support.value}**{on} ({claim.tally})"
+    fewest, most = (f(len(gain.difference.by_seed) for gain in claim.gains) for f in (min, max))
+    return f"{_few(most) if fewest == most else f'{fewest} to {most} seeds'}{on}: {claim.tally}"
+
+
+def _why_not(text: str, outcome: Outcome) -> str:
+    """Say why a claim was not judged."""
+    wanted = claims_of(outcome.name, BUDGETS[outcome.budget], outcome.about.get("rho_norm", 0.0), [""])
+    claim = next((claim for claim in wanted if claim.text == text), None)
+    if claim is None:
+        return "the largest was chosen"
+    if claim.chosen and len(outcome.about.get("grid", ())) == 1:
+        return "one value trained"
+    return (
+        "did not learn" if {row for pair in claim.pairs for row in pair} & set(outcome.unlearnt) else "rows are missing"
+    )
 
 
 def _claim(text: str, outcome: Outcome) -> ClaimResult | None:
@@ -574,7 +660,7 @@ def _remarks(kept: Kept) -> Iterator[str]:
     ranked = {title: by_name[MAIN[title]] for title, by_name in kept.items() if MAIN[title] in by_name}
     yield from _table(  # every method of the main table that learnt
         ["the best by AUROC", "near", "SPCP's place", "far", "SPCP's place"],
-        [[title, *_ranking(main)] for title, main in ranked.items()],
+        [[f"{title} ({_few(len(_shared(main)))})", *_ranking(main)] for title, main in ranked.items() if _shared(main)],
     )
     yield from _beside(kept, "ablation-stage", "truncated at")
     yield from _beside(kept, "noise-validation", "trained with")
@@ -592,12 +678,13 @@ def _beside(kept: Kept, name: str, what: str) -> Iterator[str]:
     """Write the means of an experiment, its rows below each other and the settings side by side."""
     run = {title: by_name[name] for title, by_name in kept.items() if name in by_name}
     rows = list(dict.fromkeys(row for outcome in run.values() for row in outcome.rows))
+    titles = {title: f"{title}, {_few(len(_shared(outcome)))}" for title, outcome in run.items()}
     yield from _table(
-        [what, *(f"{title}: {' '.join(measure)}" for title in run for measure in NUMBERS)],
+        [what, *(f"{titles[title]}: {' '.join(measure)}" for title in run for measure in NUMBERS)],
         [
             [
                 row.removeprefix("truncate:").replace("Vanilla", "no truncation"),
-                *(_mean(each, row, *measure) for each in run.values() for measure in NUMBERS),
+                *(_mean(each, row, *measure, over=_shared(each)) for each in run.values() for measure in NUMBERS),
             ]
             for row in rows
         ],
@@ -611,7 +698,14 @@ def _heads(kept: Kept) -> Iterator[str]:
     yield from _table(
         ["far AUROC", *(f"{title}: {network}" for title in run for network in networks)],
         [
-            [score, *(_mean(each, score + end, "far") for each in run.values() for end in networks.values())]
+            [
+                score,
+                *(
+                    _mean(each, score + end, "far", over=_shared(each))
+                    for each in run.values()
+                    for end in networks.values()
+                ),
+            ]
             for score in BOTH_HEADS
             if any(score in each.rows for each in run.values())
         ],
@@ -649,7 +743,8 @@ def _gain(values: Sequence[float]) -> str:
 
 
 LOST = """Each kind of network takes the amount that is best for the other kinds, in one scale. The AUROC (mean of near
-and far sets) that it loses to its own best, mean / worst over kinds:
+and far sets) that it loses to its own best, mean / worst over kinds; in brackets how many kinds were not trained with
+such an amount, so that the nearest stands for it:
 """
 
 
@@ -662,30 +757,36 @@ def _scales(run: Mapping[str, Outcome]) -> Iterator[str]:
     yield LOST
     names = list(dict.fromkeys(name for lost in losses.values() for name in lost))
     yield from _table(
-        ["scale", *(f"{_of(title)}, {_kinds(len(next(iter(lost.values()))))}" for title, lost in losses.items())],
+        [
+            "scale",
+            *(f"{_of(lost[findings.NO_SCALE])}, {_kinds(len(lost[findings.NO_SCALE]))}" for lost in losses.values()),
+        ],
         [[name, *(_lost(lost.get(name, {})) for lost in losses.values())] for name in names],
     )
     for title, lost in losses.items():
         best = findings.best_amounts(run[title].values)
-        yield f"- {_of(title)}: {findings.best_scale(lost)}. The best rho_norm by test sets: {best}."
+        yield f"- {_of(lost[findings.NO_SCALE])}: {findings.best_scale(lost)}. The best rho_norm by test sets: {best}."
     if not any("cifar100" in row for outcome in run.values() for row in outcome.rows):
         yield "- All of these have ten classes (the sounds six), where rho_norm is nearly proportional to the share"
         yield "  of all contributions, so they say little about a scale for other numbers of classes."
     yield ""
 
 
-def _of(title: str) -> str:
-    """Name the networks of a question that is asked of all data of a budget."""
-    return {"Digits": "Digits and sounds", "CIFAR-10": "CIFAR-10 and CIFAR-100"}[title]
+def _of(kinds: Iterable[str]) -> str:
+    """Name the data of some kinds of networks."""
+    return " and ".join(dict.fromkeys(TITLES[kind.partition(" ")[0]] for kind in kinds))
 
 
 def _kinds(count: int) -> str:
     return f"{count} kind{'s' if count > 1 else ''}"
 
 
-def _lost(lost: Mapping[str, float]) -> str:
-    values = list(lost.values())
-    return f"{sum(values) / len(values):.1f} / {max(values):.1f}" if values else ""
+def _lost(lost: Mapping[str, findings.Loss]) -> str:
+    if not lost:
+        return ""
+    beyond = sum(loss.beyond for loss in lost.values())
+    worst = max(loss.points for loss in lost.values())
+    return f"{findings.mean_loss(lost):.1f} / {worst:.1f}" + (f" ({beyond})" if beyond else "")
 
 
 TOLD = """A case is a seed of a kind of network. The plain network tells three things: whether features of OOD
@@ -699,13 +800,13 @@ def _predictions(run: Mapping[str, Outcome]) -> Iterator[str]:
     """Write in how many cases the plain network tells whether SPCP helps."""
     signs = dict(zip(findings.PREDICTORS, ("longer features", "truncated as it is", "positive share"), strict=True))
     rows = []
-    for title, outcome in run.items():
+    for outcome in run.values():
         for each in findings.predictions(outcome.values):
             answer, usual = each.usual
             told = [f"{each.right[name]} ({each.ranks[name]:+.2f})" if name in each.right else "" for name in signs]
             rows.append(
                 [
-                    f"{_of(title)}, {each.amount} ({_kinds(len(each.kinds))})",
+                    f"{_of(each.kinds)}, {each.amount} ({_kinds(len(each.kinds))})",
                     f"{each.rises} of {len(each.gains)}",
                     f"{each.gains.min():+.1f} to {each.gains.max():+.1f}",
                     f"{usual} ({answer})",
@@ -716,22 +817,27 @@ def _predictions(run: Mapping[str, Outcome]) -> Iterator[str]:
     if rows:
         yield TOLD
     yield from _table(
-        ["rho_norm", "AUROC rises in", "by points", "always the same answer", *signs.values(), "enough"], rows
+        ["rho_norm", "AUROC rises in", "by points", "always the same answer", *signs.values(), "beats it"], rows
     )
 
 
-def _mean(outcome: Outcome, row: str, column: str, metric: str = "AUROC") -> str:
-    cell = outcome.cell(row, column, metric)
-    return "" if cell is None else f"{cell.mean:.1f}"
+def _mean(outcome: Outcome, row: str, column: str, metric: str = "AUROC", *, over: set[int]) -> str:
+    by_seed = outcome.values.get(row, {}).get((column, metric), {})
+    return f"{sum(by_seed[seed] for seed in over) / len(over):.1f}" if over and over <= by_seed.keys() else ""
+
+
+def _shared(outcome: Outcome) -> set[int]:
+    """Return the seeds that all rows have."""
+    return set.intersection(*(set(outcome.seeds(row)) for row in outcome.learnt))
 
 
 def _ranking(main: Outcome) -> Iterator[str]:
     """Name the best three rows of the main table, and the place of SPCP, for near and for far sets."""
+    shared = _shared(main)
+    rows = [row for row in main.learnt if not row.startswith("SPCP rho_norm=")]  # the paper's value is no other method
     for group in ("near", "far"):
-        again = f"SPCP rho_norm={main.about.get('rho_norm', 0):g}"  # the paper's value, where it was chosen
-        means = {row: _cell(main, row, group, "AUROC").mean for row in main.learnt if row != again}
-        order = sorted(means, key=lambda row: -means[row])
-        yield ", ".join(f"{row} {_mean(main, row, group)}" for row in order[:3])
+        order = sorted(rows, key=lambda row: -float(_mean(main, row, group, over=shared) or "nan"))
+        yield ", ".join(f"{row} {_mean(main, row, group, over=shared)}" for row in order[:3])
         yield f"{order.index('SPCP') + 1} of {len(order)}" if "SPCP" in order else ""
 
 

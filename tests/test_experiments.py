@@ -550,7 +550,8 @@ def test_logitnorm_that_did_not_learn_is_not_compared() -> None:
     cells = [Cell(row, "id", "ACC", (value, value), (0, 1)) for row, value in accuracy.items()]
     cells += [Cell(row, "far", "AUROC", (i, i + 1.0), (0, 1)) for i, row in enumerate(accuracy)]
     outcome = judged(Outcome("compatibility", "", "small", {}, tuple(cells), ()))
-    assert [claim.text for claim in outcome.claims] == ["Energy detects better with SPCP"]
+    texts = ["Energy detects better with SPCP", "Most post-hoc methods detect better with SPCP"]
+    assert [claim.text for claim in outcome.claims] == texts
     told = "Not reported, because more than 2 points of accuracy are missing: LogitNorm+SPCP 50.0 %."
     assert page.lacking(outcome) == [told]
     assert [row["row"] for row in page.records(outcome)] == ["Energy", "LogitNorm", "Energy+SPCP"]
@@ -693,10 +694,35 @@ def test_what_is_not_tested_is_told_and_does_not_count() -> None:
     values = against_base([5.0, 6.0, 5.5], [4.0, 4.2, 4.1])
     single = judge(Claim("", (("a", "c"),), TWO), values | {"c": {measure: {0: 99.0} for measure in TWO}}, {})
     assert single.support is Support.UNCLEAR
-    assert single.tally == "0 better, 0 worse, 0 unclear, 2 not tested (one seed)"
+    assert single.tally == "0 of 2 as claimed"
     partial = judge(Claim("", (("a", "b"), ("a", "absent"), ("absent", "b")), TWO), values, {})
     assert partial.support is Support.PARTLY
-    assert partial.tally == "2 better, 0 worse, 0 unclear, 2 of 3 pairs of rows missing"
+    assert partial.tally == "2 better, 0 worse, 0 unclear, 4 missing"
+    one_set = {"a": values["a"], "b": {TWO[0]: values["b"][TWO[0]]}}
+    assert judge(Claim("", (("a", "b"),), TWO), one_set, {}).tally == "1 better, 0 worse, 0 unclear, 1 missing"
+    some = {
+        name: {key: dict(list(by.items())[: 3 - i]) for i, (key, by) in enumerate(of.items())}
+        for name, of in values.items()
+    }
+    assert judge(Claim("", (("a", "b"),), TWO), some, {}).tally == "1 better, 0 worse, 0 unclear, 1 with too few seeds"
+
+
+def test_two_seeds_are_no_test() -> None:
+    """Two that happen to agree would pass for certainty."""
+    result = judge(
+        Claim("", (("a", "b"),), TWO[:1]), {"a": {TWO[0]: {0: 9.0, 1: 9.001}}, "b": {TWO[0]: {0: 8.0, 1: 8.0}}}, {}
+    )
+    assert (result.support, result.tally) == (Support.UNCLEAR, "1 of 1 as claimed")
+
+
+def test_networks_that_are_compared_with_themselves_say_nothing() -> None:
+    values = against_base([0.0, 0.0, 0.0], [0.0, 0.0, 0.0])
+    assert judge(Claim("", (("a", "b"),), TWO, margin=1.0), values, {}).support is Support.SAME
+
+
+def test_what_is_unclear_but_points_against_the_claim_is_told() -> None:
+    result = judge(Claim("", (("a", "b"),), TWO), against_base([5.0, 6.0, 5.5], [-9.0, -1.0, -20.0]), {})
+    assert (result.support, result.tally) == (Support.PARTLY, "1 better, 0 worse, 1 unclear (1 against)")
 
 
 def test_a_claim_over_every_set_leaves_out_groups() -> None:
@@ -709,7 +735,7 @@ def test_a_claim_over_every_set_leaves_out_groups() -> None:
 def test_words_that_are_no_test_are_counted() -> None:
     result = judge(Claim("competitive", (("a", "b"),), TWO, test=False), against_base([5, 6, 5.5], [-5, -6, -5.5]), {})
     assert result.support is Support.COUNTED
-    assert result.tally == "1 better, 1 worse, 0 unclear"
+    assert result.tally == "1 of 2 as claimed"
 
 
 def test_rows_are_compared_over_the_seeds_that_both_have() -> None:
@@ -758,29 +784,48 @@ class TestScales:
 
     def test_what_is_lost_if_others_choose(self) -> None:
         curves = findings.curves_of(self.values)
-        assert findings.regrets(curves, "the share of the positive contributions") == {"a": 0, "b": 0}
+        lost = findings.losses_on_scale(curves, "the share of the positive contributions")
+        assert lost == {"a": (0, False), "b": (0, False)}
         # b's best is 1, where a has 60 instead of 80; a's best is 2, where b has 70 instead of 80
-        assert findings.regrets(curves, "rho_norm") == {"a": 20, "b": 10}
+        assert findings.losses_on_scale(curves, "rho_norm") == {"a": (20, False), "b": (10, False)}
+
+    def test_an_amount_beyond_those_trained_is_marked(self) -> None:
+        """Each kind's own amounts do not count among those that the others choose."""
+        apart = variants(
+            {
+                "a": {"plain": (50, 0), "rho_norm=1": (60, 10), "rho_norm=2": (80, 20), "rho_norm=3": (90, 30)},
+                "b": {"plain": (50, 0), "rho_norm=0.1": (70, 1), "rho_norm=0.3": (60, 3)},
+            }
+        )
+        lost = findings.losses_on_scale(findings.curves_of(apart), "rho_norm")
+        assert lost == {"a": (30, True), "b": (10, True)}  # a with 1, for b's 0.1; b with 0.3, for a's 3
+        assert findings.best_scale(findings.losses_by_scale(apart)) == (
+            "no scale can be told from another, because the kinds were trained with other amounts on them"
+        )
 
     def test_it_is_told(self) -> None:
         lost, best = findings.scales(self.values)
         assert "all of 2 kinds of networks" in lost
-        assert lost.endswith("So the share of all contributions transfers best, by 15.0 points over rho_norm.")
+        assert lost.endswith(
+            "So the share of all contributions and the share of the positive contributions and the threshold over the "
+            "mean support transfer best, by 15.0 points over rho_norm."
+        )
         assert "one value of rho_norm 15.0 (at worst 20.0)" in lost
         assert "no truncation 30.0 (at worst 30.0)" in lost
         assert "auto" not in lost
-        assert best == "the best rho_norm by test sets: a 2; b 1."
+        assert best == "the best rho_norm by test sets: a 2 (one seed); b 1 (one seed)."
         assert findings.scales({row: by for row, by in self.values.items() if row.startswith("a")}) == ()
 
     def test_one_value_for_all_may_be_worse_than_none(self) -> None:
-        losses = {"rho_norm": {"a": 4.0, "b": 2.0}, "the share of all contributions": {"a": 2.0, "b": 2.0}}
-        told = findings.best_scale({**dict(reversed(losses.items())), findings.NO_SCALE: {"a": 3.0, "b": 3.0}})
-        assert told == (
-            "the share of all contributions transfers best, by 1.0 points over rho_norm; one value of rho_norm for all "
+        share = "the share of all contributions"
+        points = {share: 2.0, findings.NO_SCALE: 3.0, "rho_norm": 3.5}
+        assert findings.best_scale({name: {"a": findings.Loss(lost)} for name, lost in points.items()}) == (
+            "the share of all contributions transfers best, by 1.5 points over rho_norm; one value of rho_norm for all "
             "is no better than none"
         )
-        losses["rho_norm"] = {"a": 1.0, "b": 1.0}
-        assert findings.best_scale({**losses, findings.NO_SCALE: {"a": 3.0, "b": 3.0}}) == "rho_norm transfers best"
+        points = {"rho_norm": 1.0, share: 2.0, findings.NO_SCALE: 3.0}
+        told = findings.best_scale({name: {"a": findings.Loss(lost)} for name, lost in points.items()})
+        assert told == "rho_norm transfers best"
 
     def test_seeds_that_not_all_rows_have_do_not_count(self) -> None:
         values = {row: {key: dict(by) for key, by in rows.items()} for row, rows in self.values.items()}

@@ -151,9 +151,9 @@ def _outcome(name: str, budget: str, lab: Lab, only: Sequence[str] | None = None
 
 
 def judged(outcome: Outcome) -> Outcome:
-    """Judge the paper's claims by the numbers of an outcome, and say what our additions found.
+    """Judge the paper's claims by the numbers of an outcome, and say what is special and what our additions found.
 
-    Claims about rows that are not there are left out, and, where one value was trained, those about the value chosen.
+    Claims about rows that are not there are left out, and, where nothing was chosen, those about the value chosen.
     """
     facts, unlearnt = outcome.about, outcome.unlearnt
     learnt = {row: values for row, values in outcome.values.items() if row not in unlearnt}
@@ -161,11 +161,11 @@ def judged(outcome: Outcome) -> Outcome:
     claims = claims_of(
         outcome.name, BUDGETS[outcome.budget], facts.get("rho_norm", 0.0), facts.get("settings") or ("",)
     )
-    if len(facts.get("grid", ())) == 1 and callable(EXPERIMENTS[outcome.name].claims):
-        claims = []
-    results = (judge(claim, learnt, means) for claim in claims)
+    is_chosen = "rho_norm" in facts and len(facts.get("grid", ())) != 1  # without a grid: it is the paper's
+    results = (judge(claim, learnt, means) for claim in claims if is_chosen or not claim.chosen)
     judgements = tuple(result for result in results if result.gains)
-    return dataclasses.replace(outcome, claims=judgements, findings=_findings(outcome))
+    note = {"note": EXPERIMENTS[outcome.name].note} if EXPERIMENTS[outcome.name].note else {}
+    return dataclasses.replace(outcome, about={**facts, **note}, claims=judgements, findings=_findings(outcome))
 
 
 def _findings(outcome: Outcome) -> tuple[str, ...]:
@@ -213,8 +213,8 @@ def _paper_benchmark(experiment: Experiment, row: Row) -> str:
 def _notes(
     experiment: Experiment, rows: list[Row], missing: list[str], unmeasured: list[str], elsewhere: bool
 ) -> Mapping[str, str]:
-    """Say what a reader has to know: what is special, what is missing, where the paper's numbers come from."""
-    told = {"note": experiment.note} if experiment.note else {}
+    """Say what is missing, and where the paper's numbers come from."""
+    told = {}
     lacking = {"Not trained yet": missing, "Recorded without these measures": unmeasured}
     sentences = [f"{what}: {_listed(names)}." for what, names in lacking.items() if names]
     if sentences:
@@ -248,7 +248,7 @@ def _about(name: str, budget: str, lab: Lab, rows: list[Row], only: Sequence[str
         "images": lab.images(rows[0]),
         **{key: value for key, value in shown.items() if value is not None},
         **({} if rho_norm is None else {"rho_norm": rho_norm}),
-        **({"grid": lab.grid[rows[0].benchmark]} if rows[0].benchmark in lab.grid else {}),
+        **lab.choices.get(rows[0].benchmark, {}),
         **({} if loss is None else {"training loss of the plain network": loss}),
         **({"settings": settings} if settings != [""] else {}),
         "seeds": len(lab.seeds) if not lab.trained_only else max(len(lab.seeds_of(row)) for row in rows),

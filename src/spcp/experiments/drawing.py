@@ -17,7 +17,7 @@ from .catalogue import label, rows_of
 from .findings import AMOUNTS, PREDICTORS, SCALES, cases_of, curves_of, gains_by_length, gains_by_norm
 from .lab import Lab, Row
 from .measures import GROUPS
-from .outcome import Outcome
+from .outcome import Cell, Outcome
 
 ABOVE: Mapping[str, Any] = {"loc": "outside upper left", "ncols": 4, "frameon": False, "fontsize": 7}
 
@@ -34,7 +34,7 @@ def curves(lab: Lab | None, outcome: Outcome) -> Drawn:
             for group, colour, style in (("near", NEAR, "-"), ("far", FAR, "--")):
                 cells = [outcome.cell(row, group, "AUROC") for _, row in values]
                 means = [cell.mean if cell else np.nan for cell in cells]
-                deviations = [cell.std if cell else np.nan for cell in cells]
+                deviations = [_deviation(cell) for cell in cells]
                 look = {"fmt": style, "marker": "o", "ms": 3, "capsize": 2, "color": colour}
                 axis.errorbar(range(len(values)), means, deviations, label=group, **look)
             axis.set_xticks(range(len(values)), [f"{value:g}" for value, _ in values], fontsize=8)
@@ -42,7 +42,12 @@ def curves(lab: Lab | None, outcome: Outcome) -> Drawn:
         axes[0][0].set_ylabel("AUROC, %")
         axes[0][0].legend(frameon=False, fontsize=8)
     names = ", ".join(points)
-    return figure, f"AUROC of energy over {names}: mean and deviation over {outcome.about['seeds']} seeds."
+    return figure, f"AUROC of energy over {names}: mean and, where there are several seeds, deviation."
+
+
+def _deviation(cell: Cell | None) -> float:
+    """Return the deviation over seeds; a single seed has none."""
+    return cell.std if cell and len(cell.seeds) > 1 else np.nan
 
 
 def patterns(lab: Lab | None, outcome: Outcome) -> Drawn:
@@ -115,7 +120,7 @@ def summary(outcome: Outcome, arms: Mapping[str, str], title: str) -> Drawn:
         axis = axes[0][0]
         for i, (row, name) in enumerate(arms.items()):
             cells = [outcome.cell(row, column, "AUROC") for column in sets]
-            means, deviations = ([getattr(cell, key) if cell else np.nan for cell in cells] for key in ("mean", "std"))
+            means, deviations = [cell.mean if cell else np.nan for cell in cells], [*map(_deviation, cells)]
             at = np.arange(len(sets)) + 0.16 * (i - (len(arms) - 1) / 2)
             look = {"fmt": "os^Dv"[i % 5], "ms": 4, "capsize": 2, "lw": 1, "color": figures.ARM_COLOURS[i % 4]}
             axis.errorbar(at, means, deviations, label=name, **look)
@@ -125,7 +130,7 @@ def summary(outcome: Outcome, arms: Mapping[str, str], title: str) -> Drawn:
         low = min(cell.mean for row in arms for name in sets if (cell := outcome.cell(row, name, "AUROC")))
         axis.set_ylim(48 if low > 50 else -2, 102)  # with chance, the dotted line, in sight
         axis.legend(frameon=False, fontsize=8, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(arms), title=title)
-    return figure, f"AUROC of energy, set by set: mean and deviation over seeds. {title}."
+    return figure, f"AUROC of energy, set by set: mean and, where there are several seeds, deviation. {title}."
 
 
 def norms(lab: Lab | None, outcome: Outcome) -> Drawn:
@@ -186,7 +191,7 @@ def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
             if bound is not None:
                 axis.axvline(bound, lw=0.5, color=figures.INK)
             axis.set_xlabel(" ".join(measure), fontsize=8)
-        axes[0][0].set_ylabel("gain of AUROC")
+        axes[0][0].set_ylabel(f"gain of AUROC, rho_norm {AMOUNTS[amount]}", fontsize=8)
         figure.legend(*axes[0][0].get_legend_handles_labels(), **ABOVE)
     return figure, f"Each dot is a network and a seed: the gain of SPCP, rho_norm {AMOUNTS[amount]}, and what was told."
 
@@ -201,9 +206,8 @@ def lengths(lab: Lab | None, outcome: Outcome) -> Drawn:
         for (name, group), points in found.items():
             look = {"marker": "o", "ms": 3, "color": figures.ARM_COLOURS[names.index(name) % 4], "ls": styles[group]}
             epochs, gains = zip(*sorted(points), strict=True)
-            axis.errorbar(
-                epochs, [*map(np.mean, gains)], [*map(np.std, gains)], capsize=2, label=f"{name}, {group}", **look
-            )
+            deviations = [np.std(each) if len(each) > 1 else np.nan for each in gains]
+            axis.errorbar(epochs, [*map(np.mean, gains)], deviations, capsize=2, label=f"{name}, {group}", **look)
         axis.axhline(0, lw=0.5, color=figures.INK)
         axis.set_xticks(sorted({epochs for points in found.values() for epochs, _ in points}))
         axis.set_xlabel("epochs")
@@ -211,7 +215,8 @@ def lengths(lab: Lab | None, outcome: Outcome) -> Drawn:
         axis.legend(frameon=False, fontsize=8)
     return (
         figure,
-        "Gain of SPCP over plain training of the same length (AUROC of energy): mean and deviation over seeds.",
+        "Gain of SPCP over plain training of the same length (AUROC of energy): mean over the seeds that all lengths "
+        "have, and their deviation.",
     )
 
 

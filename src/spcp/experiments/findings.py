@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ..errors import need
-from ..metrics import mean_and_deviation
 from .measures import Measure, Values
 
 KINDS = ("plain", "SPCP")  # of networks
@@ -21,8 +21,9 @@ def gains_by_norm(measured: Values, kind: str) -> tuple[list[float], list[float]
     y: list[float] = []
     for (name, metric), ratios in plain.items():
         if metric == "norm ratio":
-            x += ratios.values()
-            y += [truncated[name, "AUROC"][seed] - plain[name, "AUROC"][seed] for seed in ratios]
+            seeds = [seed for seed in ratios if seed in truncated.get((name, "AUROC"), {})]
+            x += [ratios[seed] for seed in seeds]
+            y += [truncated[name, "AUROC"][seed] - plain[name, "AUROC"][seed] for seed in seeds]
     return x, y
 
 
@@ -53,7 +54,9 @@ def auto(measured: Values) -> tuple[str, ...]:
     for group in ("near", "far"):
         ours = measured["SPCP auto"]
         gains = {name: _gains(ours, measured[row], group) for name, row in (("plain", "Vanilla"), ("search", "SPCP"))}
-        points = {name: float(np.mean(values)) for name, values in gains.items()}
+        if not all(gains.values()):  # no seed that both have
+            continue
+        points = {name: float(np.mean([*values.values()])) for name, values in gains.items()}
         sentences.append(
             f"{group} sets: its AUROC is {_apart(points['plain'])} plain training and {_apart(points['search'])} the "
             f"value chosen on validation data ({_seeds(len(gains['search']))})."
@@ -71,7 +74,8 @@ def views(measured: Values) -> tuple[str, ...]:
     for kind in KINDS:
         rows = [measured[f"{kind} network: {view}"] for view in ("plain view", "truncated view", "two views")]
         sets = [name for name, metric in rows[0] if metric == "AUROC" and name not in ("near", "far")]
-        means = np.array([[mean_and_deviation(list(row[name, "AUROC"].values()))[0] for name in sets] for row in rows])
+        seeds = sorted(set.intersection(*(set(row[sets[0], "AUROC"]) for row in rows)))
+        means = np.array([[_mean_over(row, seeds, (name, "AUROC")) for name in sets] for row in rows])
         short = means[2] - means[:2].max(0)
         worst = int(short.argmin())
         sentences.append(
@@ -101,6 +105,11 @@ class Curve:
     auroc: np.ndarray  # (n,)
     scales: Mapping[str, np.ndarray]  # by the names of SCALES, (n,) each
 
+    @property
+    def best(self) -> float:
+        """Return the largest AUROC of all."""
+        return max(self.plain, float(self.auroc.max()), self.plain if self.auto is None else self.auto)
+
 
 def _rows_by_kind(measured: Values) -> dict[str, dict[str, str]]:
     """Return, by the kind of network, its rows: "plain", "auto", "rho_norm=0.5" and the like."""
@@ -122,78 +131,99 @@ def curves_of(measured: Values) -> dict[str, Curve]:
         seeds = sorted(set.intersection(*(set(measured[row]["near", "AUROC"]) for row in used)))
         if not seeds:
             continue
-
-        def mean(row: str, measure: Measure, seeds: list[int] = seeds) -> float:
-            return float(np.mean([measured[row][measure][seed] for seed in seeds]))
-
-        def auroc(row: str, mean: Callable[[str, Measure], float] = mean) -> float:
-            return (mean(row, ("near", "AUROC")) + mean(row, ("far", "AUROC"))) / 2
-
-        has_auto = "auto" in by_name and set(seeds) <= set(measured[by_name["auto"]]["near", "AUROC"])
+        rows = [measured[row] for _, row in values]
+        auto = measured.get(by_name.get("auto", ""), {})
         asked = np.array([value for value, _ in values])
         curves[kind] = Curve(
             len(seeds),
-            auroc(by_name["plain"]),
-            auroc(by_name["auto"]) if has_auto else None,
+            _mean_over(measured[by_name["plain"]], seeds, *BOTH),
+            _mean_over(auto, seeds, *BOTH) if set(seeds) <= set(auto.get(BOTH[0], {})) else None,
             asked,
-            np.array([auroc(row) for _, row in values]),
+            np.array([_mean_over(by, seeds, *BOTH) for by in rows]),
             {
-                name: asked if measure is None else np.array([mean(row, measure) for _, row in values])
+                name: asked if measure is None else np.array([_mean_over(by, seeds, measure) for by in rows])
                 for name, measure in SCALES.items()
             },
         )
     return curves
 
 
-def regrets(curves: Mapping[str, Curve], scale: str) -> dict[str, float]:
-    """Return what each kind of network loses if its amount is chosen on the others: points of AUROC below its best.
+BOTH = (("near", "AUROC"), ("far", "AUROC"))
 
-    On the others, the value of the scale with the largest mean AUROC is chosen; between the values that were trained,
-    AUROC is interpolated, and beyond them it stays as it is at the last one.
+
+def _mean_over(by: Mapping[Measure, Mapping[int, float]], seeds: Sequence[int], *measures: Measure) -> float:
+    return float(np.mean([by[measure][seed] for measure in measures for seed in seeds]))
+
+
+class Loss(NamedTuple):
+    """What a kind of network loses to its best by an amount of truncation that was not chosen on it."""
+
+    points: float  # of AUROC
+    beyond: bool = False  # whether nothing like that amount was trained, so that the nearest stands for it
+
+
+def losses_on_scale(curves: Mapping[str, Curve], scale: str) -> dict[str, Loss]:
+    """Return what each kind of network loses if its amount is chosen on the others.
+
+    On the others, the value of the scale with the largest mean AUROC is chosen, among those that were trained on them;
+    between the values that were trained, AUROC is interpolated, and beyond them it stays as it is at the last one.
     """
 
     def at(curve: Curve, value: np.ndarray) -> np.ndarray:
         order = np.argsort(curve.scales[scale])
         return np.interp(value, curve.scales[scale][order], curve.auroc[order])
 
-    points = np.unique(np.concatenate([curve.scales[scale] for curve in curves.values()]))
     lost = {}
     for kind, curve in curves.items():
-        others = [at(other, points) - other.plain for name, other in curves.items() if name != kind]
-        chosen = points[np.mean(others, 0).argmax()]
-        lost[kind] = max(curve.plain, curve.auroc.max()) - float(at(curve, chosen))
+        others = [other for name, other in curves.items() if name != kind]
+        points = np.unique(np.concatenate([other.scales[scale] for other in others]))
+        chosen = points[np.mean([at(other, points) - other.plain for other in others], 0).argmax()]
+        beyond = not curve.scales[scale].min() <= chosen <= curve.scales[scale].max()
+        lost[kind] = Loss(curve.best - float(at(curve, chosen)), beyond)
     return lost
 
 
 NO_SCALE = "no truncation"  # what a scale has to beat, too
+Losses = Mapping[str, Mapping[str, Loss]]  # by scale and kind
 
 
-def losses_by_scale(measured: Values) -> dict[str, dict[str, float]]:
+def losses_by_scale(measured: Values) -> Losses:
     """Return what each kind of network loses, by the scale of the one amount that all of them take, the least first."""
     curves = curves_of(measured)
     if len(curves) < 2:
         return {}
-    best = {kind: max(curve.plain, curve.auroc.max()) for kind, curve in curves.items()}
-    losses = {scale: regrets(curves, scale) for scale in SCALES}
-    losses["auto"] = {kind: best[kind] - curve.auto for kind, curve in curves.items() if curve.auto is not None}
-    losses[NO_SCALE] = {kind: best[kind] - curve.plain for kind, curve in curves.items()}
+    losses = {scale: losses_on_scale(curves, scale) for scale in SCALES}
+    losses["auto"] = {kind: Loss(curve.best - curve.auto) for kind, curve in curves.items() if curve.auto is not None}
+    losses[NO_SCALE] = {kind: Loss(curve.best - curve.plain) for kind, curve in curves.items()}
     complete = [name for name, lost in losses.items() if len(lost) == len(curves)]
-    return {name: losses[name] for name in sorted(complete, key=lambda name: _mean(losses[name]))}
+    return {name: losses[name] for name in sorted(complete, key=lambda name: mean_loss(losses[name]))}
 
 
-def best_scale(losses: Mapping[str, Mapping[str, float]]) -> str:
-    """Say which scale transfers best, by how much, and whether one value of rho_norm transfers at all."""
-    scale = next(name for name in losses if name in SCALES)
-    lost = {name: _mean(by_kind) for name, by_kind in losses.items()}
-    ahead = "" if scale == "rho_norm" else f", by {lost['rho_norm'] - lost[scale]:.1f} points over rho_norm"
+def mean_loss(by_kind: Mapping[str, Loss]) -> float:
+    """Return the mean over kinds of networks, in points."""
+    return float(np.mean([loss.points for loss in by_kind.values()]))
+
+
+def best_scale(losses: Losses) -> str:
+    """Say which scales transfer best, by how much, and whether one value of rho_norm transfers at all.
+
+    A scale on which every kind lacks the amount that suits the others says nothing.
+    """
+    lost = {name: mean_loss(by_kind) for name, by_kind in losses.items()}
+    known = [name for name in losses if name in SCALES and not all(loss.beyond for loss in losses[name].values())]
+    if len(known) < 2:
+        return "no scale can be told from another, because the kinds were trained with other amounts on them"
+    best = [name for name in known if lost[name] < lost[known[0]] + 0.05]
+    ahead = "" if "rho_norm" in best else f", by {lost['rho_norm'] - lost[best[0]]:.1f} points over rho_norm"
     useless = "" if lost["rho_norm"] < lost[NO_SCALE] else "; one value of rho_norm for all is no better than none"
-    return f"{scale} transfers best{ahead}{useless}"
+    return f"{' and '.join(best)} transfer{'s' if len(best) == 1 else ''} best{ahead}{useless}"
 
 
 def best_amounts(measured: Values) -> str:
     """List the rho_norm with the highest AUROC on the test sets, for each kind of network."""
     return "; ".join(
-        f"{kind} {'none' if curve.plain >= curve.auroc.max() else f'{curve.rho_norm[curve.auroc.argmax()]:g}'}"
+        f"{kind} {'none' if curve.plain >= curve.auroc.max() else f'{curve.rho_norm[curve.auroc.argmax()]:g}'} "
+        f"({_seeds(curve.seeds)})"
         for kind, curve in curves_of(measured).items()
     )
 
@@ -204,18 +234,15 @@ def scales(measured: Values) -> tuple[str, ...]:
     if not losses:
         return ()
     told = "; ".join(
-        f"{'one value of ' if name in SCALES else ''}{name} {_mean(lost):.1f} (at worst {max(lost.values()):.1f})"
-        for name, lost in losses.items()
+        f"{'one value of ' if name in SCALES else ''}{name} {mean_loss(by_kind):.1f} (at worst "
+        f"{max(by_kind.values()).points:.1f})"
+        for name, by_kind in losses.items()
     )
     return (
         f"one amount for all of {len(losses[NO_SCALE])} kinds of networks, chosen on the others, loses this much AUROC "
         f"(mean of near and far sets) to the best of each kind: {told}. So {best_scale(losses)}.",
         f"the best rho_norm by test sets: {best_amounts(measured)}.",
     )
-
-
-def _mean(by_kind: Mapping[str, float]) -> float:
-    return float(np.mean(list(by_kind.values())))
 
 
 PREDICTORS: Mapping[str, tuple[Measure, float | None]] = {  # what the plain network tells, and above what it is a yes
@@ -236,7 +263,6 @@ class Case:
     """
 
     kind: str
-    seed: int
     told: Mapping[str, float]
     gains: Mapping[str, float]
 
@@ -267,7 +293,7 @@ def cases_of(measured: Values) -> list[Case]:
                 if seed in plain.get(measure, {})
             }
             if gains and told:
-                cases.append(Case(kind, seed, told, gains))
+                cases.append(Case(kind, told, gains))
     return cases
 
 
@@ -369,7 +395,7 @@ def augmentation(measured: Values) -> tuple[str, ...]:
         for name in ("SPCP", "SPCP rho_norm=3"):
             gains = {group: _gains(measured.get(name + suffix, {}), plain, group) for group in ("near", "far")}
             if all(gains.values()):
-                listed = ", ".join(f"{group} {np.mean(values):+.1f}" for group, values in gains.items())
+                listed = ", ".join(f"{group} {np.mean([*values.values()]):+.1f}" for group, values in gains.items())
                 told.append(f"{name} {listed} ({_seeds(len(gains['near']))})")
         loss = np.mean(list(plain["training", "loss"].values()))
         gained = f"; gain of AUROC over plain training: {'; '.join(told)}" if told else ""
@@ -379,10 +405,10 @@ def augmentation(measured: Values) -> tuple[str, ...]:
 
 def _gains(
     ours: Mapping[Measure, Mapping[int, float]], plain: Mapping[Measure, Mapping[int, float]], group: str
-) -> list[float]:
+) -> dict[int, float]:
     """Return the gain of AUROC for each seed that both have."""
     rows = [by.get((group, "AUROC"), {}) for by in (ours, plain)]
-    return [rows[0][seed] - rows[1][seed] for seed in sorted(rows[0].keys() & rows[1].keys())]
+    return {seed: rows[0][seed] - rows[1][seed] for seed in sorted(rows[0].keys() & rows[1].keys())}
 
 
 def _seeds(count: int) -> str:
@@ -390,15 +416,23 @@ def _seeds(count: int) -> str:
 
 
 def gains_by_length(measured: Values) -> dict[tuple[str, str], list[tuple[int, list[float]]]]:
-    """Return, by method and group, epochs and the gain of AUROC over plain training of the same length, by seed."""
-    gains: dict[tuple[str, str], list[tuple[int, list[float]]]] = {}
+    """Return, by method and group, epochs and the gain of AUROC over plain training of the same length, by seed.
+
+    Lengths are compared over the seeds that all of them have.
+    """
+    gains: dict[tuple[str, str], dict[int, dict[int, float]]] = {}
     for row, by in measured.items():
         name, _, length = row.partition(" for ")
         for group in ("near", "far"):
             gained = _gains(by, measured.get(f"Vanilla for {length}", {}), group)
             if name != "Vanilla" and gained:
-                gains.setdefault((name, group), []).append((int(length.split()[0]), gained))
-    return gains
+                gains.setdefault((name, group), {})[int(length.split()[0])] = gained
+    shared = {key: set.intersection(*map(set, lengths.values())) for key, lengths in gains.items()}
+    return {
+        key: [(epochs, [gained[seed] for seed in sorted(shared[key])]) for epochs, gained in lengths.items()]
+        for key, lengths in gains.items()
+        if shared[key]
+    }
 
 
 FINDINGS: Mapping[str, Callable[[Values], tuple[str, ...]]] = {

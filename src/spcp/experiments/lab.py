@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import functools
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,7 +102,7 @@ class Lab:
         self.seeds = tuple(range(budget.seeds if seeds is None else seeds))
         self._benchmarks: dict[str, Benchmark] = {}
         self._chosen: dict[tuple[str, str], float] = {}
-        self.grid: dict[str, tuple[float, ...]] = {}  # the values that rho_norm was chosen among, by benchmark
+        self.choices: dict[str, dict[str, Any]] = {}  # what rho_norm was chosen among, and on how many seeds
         self._open: dict[tuple[Path, str], Evaluation] = {}  # of one run, by head
         self._looking = False  # whether to raise `NeededError` instead of training and measuring
         self._seen: dict[str, dict[Path, list[Step]]] = {}  # what was missing for steps, while the lab looks
@@ -400,24 +401,28 @@ class Lab:
     def rho_norm(self, benchmark: str, method: str = "spcp", how: str = CHOSEN) -> float:
         """Choose rho_norm by the paper's rule: the grid's best value on validation data, over all seeds.
 
-        Where nothing may be trained, the grid is what is there, over the seeds that all of its values have.
+        Where nothing may be trained, the grid is what is there, over the seeds that all of its values have; if they
+        share none, over the seed that most have.
         """
         if how == CHOSEN and not self.tunes(benchmark):
             return rho_norm_for(benchmark, method)
         if (benchmark, how) not in self._chosen:
             rows = {value: Row("SPCP", "spcp", {"rho_norm": value}, benchmark=benchmark) for value in self.budget.grid}
             seeds = {value: self.seeds_of(row) for value, row in rows.items()}
+            counted = Counter(seed for there in seeds.values() for seed in there)
             shared = set(self.seeds).intersection(*(there for there in seeds.values() if there))
+            shared = shared or {seed for seed, _ in counted.most_common(1)}
             wanted = [(rows[value], seed) for value, there in seeds.items() for seed in there if seed in shared]
             self.prepare([("validation", row, seed, (how,)) for row, seed in wanted])
             areas = {
                 value: [self.validation(rows[value], seed, how) for seed in there if seed in shared]
                 for value, there in seeds.items()
-                if there and shared
+                if shared.intersection(there)
             }
             if not areas:
                 raise UntrainedError(benchmark)
-            self.grid[benchmark] = tuple(areas)
+            if how == CHOSEN:
+                self.choices[benchmark] = {"grid": tuple(areas), "chosen on seeds": len(shared)}
             self._chosen[benchmark, how] = choose(areas)
             self.log(f"{how} for {benchmark}: rho_norm {self._chosen[benchmark, how]:g}")
         return self._chosen[benchmark, how]

@@ -16,6 +16,7 @@ from .catalogue import Claim
 from .measures import GROUPS, HIGHER, Measure, Values
 
 PAPER_SEEDS = 3
+ENOUGH = 3  # seeds for a test; two that happen to agree would pass for certainty
 POINTS = 2.0  # of accuracy that LogitNorm, which learns slowly, may lose to plain training and still count as trained
 
 
@@ -73,6 +74,7 @@ class Support(enum.Enum):
     FAILS = "does not hold"
     UNCLEAR = "unclear"
     COUNTED = "counted"
+    SAME = "the same networks"
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class ClaimResult:
     gains: tuple[Gain, ...]
     test: bool = True
     margin: float = 0.0
-    missing: int = 0  # pairs of rows that cannot be compared, because one is not there
+    missing: int = 0  # comparisons that cannot be made, because a row or a measure of it is not there
 
     @property
     def support(self) -> Support:
@@ -91,10 +93,12 @@ class ClaimResult:
 
         It holds if every comparison is better, and holds in part if some are and the others are unclear or missing. It
         is mixed if some are better and some are worse, does not hold if some are worse and none is better, and is
-        otherwise unclear.
+        otherwise unclear. Networks that are compared with themselves say nothing.
         """
         counts = self.counts
         better, worse = counts[Verdict.BETTER], counts[Verdict.WORSE]
+        if self.gains and not any(any(gain.difference.by_seed) for gain in self.gains):
+            return Support.SAME
         if not self.test:
             return Support.COUNTED
         if better and worse:
@@ -105,8 +109,8 @@ class ClaimResult:
 
     @property
     def tested(self) -> tuple[Gain, ...]:
-        """List the comparisons over two seeds or more."""
-        return tuple(gain for gain in self.gains if gain.difference.interval is not None)
+        """List the comparisons over enough seeds."""
+        return tuple(gain for gain in self.gains if len(gain.difference.by_seed) >= ENOUGH)
 
     @property
     def counts(self) -> Mapping[Verdict, int]:
@@ -116,16 +120,24 @@ class ClaimResult:
 
     @property
     def tally(self) -> str:
-        """Write the counts out: "2 better, 0 worse, 2 unclear"."""
-        return ", ".join(f"{count} {verdict.value}" for verdict, count in self.counts.items()) + self.untested
+        """Write the counts out: "2 better, 0 worse, 3 unclear (1 against)"; without a test "4 of 5 as claimed"."""
+        few = len(self.gains) - len(self.tested)
+        ends = [f"{few} with too few seeds"] * bool(few and self.is_tested) + [f"{self.missing} missing"] * bool(
+            self.missing
+        )
+        if not self.is_tested:
+            as_claimed = sum(gain.difference.mean > -self.margin for gain in self.gains)
+            return ", ".join([f"{as_claimed} of {len(self.gains)} as claimed", *ends])
+        against = sum(
+            gain.difference.verdict is Verdict.UNCLEAR and gain.difference.mean < -self.margin for gain in self.tested
+        )
+        counts = ", ".join(f"{count} {verdict.value}" for verdict, count in self.counts.items())
+        return ", ".join([counts + (f" ({against} against)" if against else ""), *ends])
 
     @property
-    def untested(self) -> str:
-        """Say what is not among the counts: ", 4 not tested (one seed), 1 of 3 pairs of rows missing"."""
-        single, pairs = len(self.gains) - len(self.tested), len({(gain.row, gain.other) for gain in self.gains})
-        return (f", {single} not tested (one seed)" if single else "") + (
-            f", {self.missing} of {pairs + self.missing} pairs of rows missing" if self.missing else ""
-        )
+    def is_tested(self) -> bool:
+        """Tell whether there are verdicts, and not just counts."""
+        return self.test and bool(self.tested)
 
 
 @dataclass(frozen=True)
@@ -204,23 +216,14 @@ class Outcome:
 
     @classmethod
     def read(cls, text: str) -> Outcome:
-        """Read what `json` wrote."""
+        """Read the numbers that `json` wrote; `judged` judges them."""
         kept = json.loads(text)
-        cells = tuple(Cell(**_with_tuples(cell)) for cell in kept["cells"])
-        claims = tuple(
-            ClaimResult(**{**claim, "gains": tuple(map(_read_gain, claim["gains"]))}) for claim in kept["claims"]
-        )
-        return cls(**{**kept, "cells": cells, "claims": claims, "findings": tuple(kept["findings"])})
+        return cls(**{**kept, "cells": tuple(map(_read_cell, kept["cells"])), "claims": (), "findings": ()})
 
 
-def _read_gain(kept: Mapping[str, Any]) -> Gain:
-    difference = _with_tuples(kept["difference"])
-    difference["verdict"] = Verdict(difference["verdict"])
-    return Gain(**{**kept, "difference": Difference(**difference)})
-
-
-def _with_tuples(kept: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
+def _read_cell(kept: Mapping[str, Any]) -> Cell:
+    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()}
+    return Cell(**fields)
 
 
 def _rounded(value: Any) -> Any:
@@ -240,16 +243,19 @@ def judge(claim: Claim, values: Values, paper: Mapping[tuple[str, str, str], flo
     all comparisons of the claim.
     """
     gains: list[Gain] = []
+    missing = 0
     for row, other in claim.pairs:
-        for column, metric in _measures(claim, values.get(row, {})):
+        for column, metric in _measures(claim, values.get(row) or values.get(other, {})):
             ours, theirs = (values.get(name, {}).get((column, metric), {}) for name in (row, other))
             seeds = [seed for seed in ours if seed in theirs]
             if not seeds:
+                missing += 1
                 continue
             higher = metric in HIGHER
             arms = [[arm[seed] for seed in seeds] for arm in (ours, theirs)]
             difference = compare_arms(*arms, higher_is_better=higher, margin=claim.margin)
-            difference = dataclasses.replace(difference, p_value=t_p_value(difference.by_seed, -claim.margin))
+            p_value = t_p_value(difference.by_seed, -claim.margin) if len(seeds) >= ENOUGH else None
+            difference = dataclasses.replace(difference, p_value=p_value)
             means = [paper.get((name, column, metric)) for name in (row, other)]
             published = None if None in means else (1 if higher else -1) * (means[0] - means[1])  # type: ignore[operator]
             gains.append(Gain(row, other, column, metric, difference, published))
@@ -260,7 +266,6 @@ def judge(claim: Claim, values: Values, paper: Mapping[tuple[str, str, str], flo
         else dataclasses.replace(gain, difference=dataclasses.replace(gain.difference, verdict=Verdict.UNCLEAR))
         for gain, clear in zip(gains, significant, strict=True)
     ]
-    missing = len(set(claim.pairs) - {(gain.row, gain.other) for gain in gains})
     return ClaimResult(claim.text, tuple(corrected), claim.test, claim.margin, missing)
 
 

@@ -113,14 +113,17 @@ def for_people(line: Mapping[str, Any]) -> dict[str, Any]:
     return {"row": line["row"], "seeds": line["seeds"]} | written
 
 
-def how_chosen(grid: Sequence[float]) -> str:
-    """Say how rho_norm came about, given the values that were trained.
+def how_chosen(facts: Mapping[str, Any]) -> str:
+    """Say how rho_norm came about, given what is known of an outcome.
 
-    >>> how_chosen([0.5, 1, 3]), how_chosen([3])
-    ('chosen on validation data among 0.5, 1, 3', 'the only value trained so far')
+    >>> how_chosen({"grid": [0.5, 1, 3], "chosen on seeds": 1}), how_chosen({"grid": [3]})
+    ('chosen on validation data of one seed among 0.5, 1, 3', 'the only value trained so far')
     """
-    listed = ", ".join(f"{value:g}" for value in grid)
-    return f"chosen on validation data among {listed}" if len(grid) > 1 else "the only value trained so far"
+    if len(facts["grid"]) == 1:
+        return "the only value trained so far"
+    seeds = facts.get("chosen on seeds")
+    of = "" if seeds is None else " of one seed" if seeds == 1 else f" of {seeds} seeds"
+    return f"chosen on validation data{of} among {', '.join(f'{value:g}' for value in facts['grid'])}"
 
 
 def about(outcome: Outcome) -> str:
@@ -131,7 +134,7 @@ def about(outcome: Outcome) -> str:
     loss = f", {key} {facts[key]:.3f}" if key in facts else ""
     rho_norm = f", rho_norm {facts['rho_norm']:g}" if "rho_norm" in facts else ""
     if "grid" in facts:
-        rho_norm += f", {how_chosen(facts['grid'])}"
+        rho_norm += f", {how_chosen(facts)}"
     precision = f", {facts['precision']}" if "precision" in facts else ""
     return (
         f"`{facts['command']}`: {facts['data']}, {facts['images']} training samples, {network}, {facts['epochs']} "
