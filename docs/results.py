@@ -487,8 +487,11 @@ def _gained(values: Values, plain: str, arm: str) -> str:
         return ""
     means = {gain.column: gain.difference.mean for gain in result.gains if gain.metric == "AUROC"}
     count = len(result.gains[0].difference.by_seed)
-    verdict = f"{result.support.value}, {count} seeds" if result.tested else _few(count)
+    verdict = f"{DETECTS.get(result.support, result.support.value)}, {count} seeds" if result.tested else _few(count)
     return f"{', '.join(f'{mean:+.1f} {group}' for group, mean in means.items())} ({verdict})"
+
+
+DETECTS = {Support.HOLDS: "better", Support.PARTLY: "better in part", Support.FAILS: "worse"}
 
 
 def _few(seeds: int) -> str:
