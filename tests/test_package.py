@@ -291,11 +291,13 @@ def test_the_results_are_those_of_the_files() -> None:
 
 def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of nothing, and of one seed of a network; what the budget no longer trains is left out."""
-    from spcp.experiments import Outcome
+    from evidence import archive, claims
+
+    from spcp.experiments import Outcome, judged
     from spcp.experiments.outcome import Cell
 
     script = module("docs/results.py")
-    monkeypatch.setattr(script, "KEPT", tmp_path)
+    monkeypatch.setattr(archive, "KEPT", tmp_path)
     empty = script.pages()["docs/results.md"]
     assert empty.count("not run with the network that the budget has now") == 3
     facts = {"command": "spcp reproduce ablation-rho", "data": "cifar10", "images": 50_000, "network": "whitened_cnn"}
@@ -339,7 +341,7 @@ def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypa
     assert f"{kept}one seed: 0 of 1 as claimed |" in written["docs/results.md"]
     cells = [Cell("rho_norm=0", "id", "ACC", (80.5,), (0,)), *(cell for cell in cells if cell.row != "rho_norm=0")]
     close = Outcome("ablation-rho", "a title", "cpu", facts, tuple(cells), ())
-    assert script._verdict("A suitable rho_norm preserves the accuracy, within a point", [script.judged(close)]) == (
+    assert claims._verdict("A suitable rho_norm preserves the accuracy, within a point", [judged(close)]) == (
         "one seed: 1 of 1 as claimed"  # half a point below
     )
     assert "(`ablation-beta`) | not run |" in written["docs/results.md"]
