@@ -37,7 +37,7 @@ Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
 
 def take_over(folder: Path) -> None:
-    """Keep the records of runs and the outcomes, and draw what can be drawn of them; other figures are copied."""
+    """Keep the records of runs, the outcomes and their figures, and draw anew what can be drawn of the numbers."""
     matplotlib.rcParams["svg.hashsalt"] = "results"  # the same picture gives the same file
     for path in sorted((folder / "cpu/runs").rglob(FILE)):  # digits take seconds to train
         kept = KEPT / path.relative_to(folder)
@@ -50,16 +50,13 @@ def take_over(folder: Path) -> None:
                 continue
             (KEPT / budget).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, KEPT / budget / f"{outcome.name}.json")
-            for kind in EXPERIMENTS[outcome.name].figures:
-                made = path.parent / "figures" / f"{kind}.svg"
-                if kind in drawing.FROM_NUMBERS:
-                    svg = as_svg(drawing.FIGURES[kind](None, outcome)[0])
-                elif made.exists():
-                    svg = made.read_text()
-                else:  # it needs weights that are gone
-                    continue
-                (KEPT / budget / f"{outcome.name}-{kind}.svg").write_text(for_both_schemes(svg))
+            for made in (path.parent / "figures").glob("*.svg"):  # not of weights that are gone
+                (KEPT / budget / f"{outcome.name}-{made.name}").write_text(for_both_schemes(made.read_text()))
     for title, by_name in outcomes().items():
+        for outcome in by_name.values():
+            for kind in set(EXPERIMENTS[outcome.name].figures) & set(drawing.FROM_NUMBERS):
+                figure, _ = drawing.FIGURES[kind](None, outcome)
+                (KEPT / outcome.budget / f"{outcome.name}-{kind}.svg").write_text(for_both_schemes(as_svg(figure)))
         summary = summary_of(by_name)
         if summary:
             figure, _ = drawing.summary(*summary, title)

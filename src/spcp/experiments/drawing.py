@@ -144,9 +144,8 @@ def norms(lab: Lab | None, outcome: Outcome) -> Drawn:
             axis.scatter(x, y, s=16, color=colour, marker=marker, label=f"{kind} network")
         axis.axhline(0, lw=0.5, color=figures.INK)
         axis.axvline(1, lw=0.5, color=figures.INK)
-        axis.set_xscale("log")
-        for ticks in (axis.xaxis.set_major_formatter, axis.xaxis.set_minor_formatter):
-            ticks(lambda value, _: f"{value:g}")
+        _logarithmic(axis)
+        axis.xaxis.set_minor_formatter(lambda value, _: f"{value:g}")
         axis.set_xlabel("length of OOD features, ID = 1")
         axis.set_ylabel("truncated less plain, AUROC")
         axis.legend(frameon=False, fontsize=8)
@@ -154,6 +153,12 @@ def norms(lab: Lab | None, outcome: Outcome) -> Drawn:
         figure,
         "Each dot is an OOD set and a seed: the gain of truncated over plain energy of the same network.",
     )
+
+
+def _logarithmic(axis: Any) -> None:
+    """Make the horizontal axis logarithmic, with plain numbers."""
+    axis.set_xscale("log")
+    axis.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
 
 
 def scales(lab: Lab | None, outcome: Outcome) -> Drawn:
@@ -168,6 +173,10 @@ def scales(lab: Lab | None, outcome: Outcome) -> Drawn:
                     curve.scales[scale][order], curve.auroc[order] - curve.plain, ls=("-", "--")[i // 4 % 2], **look
                 )
             axis.axhline(0, lw=0.5, color=figures.INK)
+            if all(
+                (curve.scales[scale] > 0).all() for curve in found.values()
+            ):  # amounts differ by orders of magnitude
+                _logarithmic(axis)
             axis.set_xlabel(scale.removeprefix("the "), fontsize=8)
         axes[0][0].set_ylabel("gain of AUROC")
         figure.legend(*axes[0][0].get_legend_handles_labels(), **ABOVE)
@@ -191,7 +200,7 @@ def prediction(lab: Lab | None, outcome: Outcome) -> Drawn:
             if bound is not None:
                 axis.axvline(bound, lw=0.5, color=figures.INK)
             axis.set_xlabel(" ".join(measure), fontsize=8)
-        axes[0][0].set_ylabel(f"gain of AUROC, rho_norm {AMOUNTS[amount]}", fontsize=8)
+        axes[0][0].set_ylabel(f"gain of AUROC, rho_norm\n{AMOUNTS[amount]}", fontsize=8)
         figure.legend(*axes[0][0].get_legend_handles_labels(), **ABOVE)
     return figure, f"Each dot is a network and a seed: the gain of SPCP, rho_norm {AMOUNTS[amount]}, and what was told."
 
