@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -462,15 +463,28 @@ class TestTrainedOnly:
             Lab(BUDGETS["smoke"], tmp_path, seeds=1, log=lambda _: None).run(row, 0)
         assert Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True).seeds_of(row) == ()
 
+    @pytest.mark.parametrize(
+        ("there", "choice"),
+        [
+            ({0.3: (0, 1, 2), 1.0: (1,)}, {"grid": (0.3, 1.0), "chosen on seeds": 1}),
+            ({0.3: (0, 2), 1.0: (1,)}, {"grid": (0.3,), "chosen on seeds": 1}),  # none is shared: one that most have
+        ],
+    )
     def test_rho_norm_is_chosen_over_the_seeds_that_all_values_have(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        there: dict[float, tuple[int, ...]],
+        choice: dict[str, Any],
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> None:
         runs = Lab(BUDGETS["smoke"], tmp_path, seeds=3, trained_only=True, log=lambda _: None)
-        there = {0.3: (0, 1, 2), 1.0: (1,)}
         areas = {(0.3, 0): 0.9, (0.3, 1): 0.5, (0.3, 2): 0.9, (1.0, 1): 0.6}
         monkeypatch.setattr(runs, "seeds_of", lambda row: there[row.settings["rho_norm"]])
         monkeypatch.setattr(runs, "validation", lambda row, seed, how: areas[row.settings["rho_norm"], seed])
-        assert runs.rho_norm("digits") == 1.0
+        assert runs.rho_norm("digits") == choice["grid"][-1]
+        assert runs.choices == {"digits": choice}
+        runs.rho_norm("digits", how=ON_NOISE)
+        assert runs.choices == {"digits": choice}  # noise is another question
 
     def test_what_needs_a_run_that_is_missing_is_missing(self, tmp_path: Path) -> None:
         runs = Lab(BUDGETS["smoke"], tmp_path, seeds=1, trained_only=True)

@@ -315,6 +315,9 @@ def test_the_results_are_written_of_whatever_is_trained(tmp_path: Path, monkeypa
         outcome = Outcome(name, "a title", "cpu", {**facts, "network": network}, tuple(cells), ())
         (tmp_path / "new/cpu" / name).mkdir(parents=True)
         (tmp_path / "new/cpu" / name / "outcome.json").write_text(outcome.json())
+    part = Outcome("itp", "", "cpu", {**facts, "command": "spcp reproduce itp --only SPCP"}, tuple(cells), ())
+    (tmp_path / "new/cpu/itp").mkdir()
+    (tmp_path / "new/cpu/itp/outcome.json").write_text(part.json())  # some of its rows: not kept
     record = tmp_path / "new/cpu/runs/cifar10/plain/seed-0/record.json"
     record.parent.mkdir(parents=True)
     record.write_text("{}")
