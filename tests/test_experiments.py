@@ -707,7 +707,7 @@ def test_what_is_not_tested_is_told_and_does_not_count() -> None:
     """A single seed has no interval, and a row may not be there: neither bears a claim out, nor speaks against it."""
     values = against_base([5.0, 6.0, 5.5], [4.0, 4.2, 4.1])
     single = judge(Claim("", (("a", "c"),), TWO), values | {"c": {measure: {0: 99.0} for measure in TWO}}, {})
-    assert single.support is Support.UNCLEAR
+    assert single.support is Support.UNTESTED
     assert single.tally == "0 of 2 as claimed"
     partial = judge(Claim("", (("a", "b"), ("a", "absent"), ("absent", "b")), TWO), values, {})
     assert partial.support is Support.PARTLY
@@ -726,7 +726,7 @@ def test_two_seeds_are_no_test() -> None:
     result = judge(
         Claim("", (("a", "b"),), TWO[:1]), {"a": {TWO[0]: {0: 9.0, 1: 9.001}}, "b": {TWO[0]: {0: 8.0, 1: 8.0}}}, {}
     )
-    assert (result.support, result.tally) == (Support.UNCLEAR, "1 of 1 as claimed")
+    assert (result.support, result.tally) == (Support.UNTESTED, "1 of 1 as claimed")
 
 
 def test_networks_that_are_compared_with_themselves_say_nothing() -> None:

@@ -74,6 +74,7 @@ class Support(enum.Enum):
     FAILS = "does not hold"
     UNCLEAR = "unclear"
     COUNTED = "counted"
+    UNTESTED = "not tested"
     SAME = "the same networks"
 
 
@@ -93,7 +94,7 @@ class ClaimResult:
 
         It holds if every comparison is better, and holds in part if some are and the others are unclear or missing. It
         is mixed if some are better and some are worse, does not hold if some are worse and none is better, and is
-        otherwise unclear. Networks that are compared with themselves say nothing.
+        otherwise unclear. Too few seeds, and networks that are compared with themselves, say nothing.
         """
         counts = self.counts
         better, worse = counts[Verdict.BETTER], counts[Verdict.WORSE]
@@ -101,6 +102,8 @@ class ClaimResult:
             return Support.SAME
         if not self.test:
             return Support.COUNTED
+        if not self.tested:
+            return Support.UNTESTED
         if better and worse:
             return Support.MIXED
         if better:
