@@ -71,14 +71,19 @@ def _heads(kept: Kept) -> Iterator[str]:
     """Write the far AUROC of scores that run features through the head once more."""
     run = {title: by_name["compatibility"] for title, by_name in kept.items() if "compatibility" in by_name}
     networks = {"plain": "", "SPCP": "+SPCP", "SPCP, plain head": f"+SPCP{PLAIN_HEAD}"}
+    names = [score + end for score in BOTH_HEADS for end in networks.values()]
+    seeds = {title: shared_seeds(outcome, names) for title, outcome in run.items()}
     yield from write_table(
-        ["far AUROC", *(f"{title}: {network}" for title in run for network in networks)],
+        [
+            "far AUROC",
+            *(f"{title}, {count_seeds(len(seeds[title]))}: {network}" for title in run for network in networks),
+        ],
         [
             [
                 score,
                 *(
-                    mean_text(each, score + end, "far", over=shared_seeds(each))
-                    for each in run.values()
+                    mean_text(each, score + end, "far", over=seeds[title])
+                    for title, each in run.items()
                     for end in networks.values()
                 ),
             ]

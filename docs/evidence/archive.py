@@ -141,9 +141,10 @@ def mean_text(outcome: Outcome, row: str, column: str, metric: str = "AUROC", *,
     return f"{sum(by_seed[seed] for seed in over) / len(over):.1f}" if over and over <= by_seed.keys() else ""
 
 
-def shared_seeds(outcome: Outcome) -> set[int]:
-    """Return the seeds that all rows have."""
-    return set.intersection(*(set(outcome.seeds(row)) for row in outcome.learnt))
+def shared_seeds(outcome: Outcome, rows: Sequence[str] | None = None) -> set[int]:
+    """Return the seeds that all rows have, or those of some rows that are there."""
+    wanted = [row for row in outcome.learnt if rows is None or row in rows]
+    return set.intersection(*(set(outcome.seeds(row)) for row in wanted)) if wanted else set()
 
 
 def pictures_of(outcome: Outcome) -> dict[str, str]:
