@@ -6,29 +6,38 @@ python docs/results.py FOLDER     # after taking over what is below FOLDER (smal
 
 from __future__ import annotations
 
+import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+from evidence import archive
 from evidence.answers import write_questions, write_remarks
-from evidence.archive import ROOT, TITLES, Kept, outcomes, pictures_of, take_over
-from evidence.claims import write_claims, write_means
-from evidence.gains import (
-    CONVENTION,
-    DECISIONS,
-    WORTH,
-    write_amount,
-    write_decisions,
-    write_pictures,
-    write_settings,
-    write_short,
-    write_worth,
+from evidence.archive import (
+    BUDGET,
+    ROOT,
+    TITLES,
+    Kept,
+    cell_of,
+    outcomes,
+    picture_of,
+    pictures_of,
+    summary_of,
+    take_over,
+    write_table,
 )
+from evidence.claims import write_claims, write_means
+from evidence.gains import WORTH, write_amount, write_short, write_worth
 
 from spcp.experiments import Outcome
-from spcp.experiments.page import context
+from spcp.experiments.outcome import ENOUGH
+from spcp.experiments.page import context, how_chosen, number_text
+from spcp.metrics import mean_and_deviation
 from spcp.report.page import render
 
 MARKS = ("<!-- results, by docs/results.py -->", "<!-- end of results -->")  # in the README
+CONVENTION = "FPR95 is OpenOOD's: the share of ID samples that are flagged when 95 % of the OOD samples are."
 NOTE = "<!-- Written by docs/results.py: edit that. -->"
 
 
@@ -99,13 +108,13 @@ def pages() -> dict[str, str]:
     lines = [
         HEAD.format(
             note=NOTE,
-            settings="\n".join(write_settings(kept)).rstrip(),
+            settings="\n".join(_settings(kept)).rstrip(),
             worth_note=WORTH,
             worth="\n".join(write_worth(kept)).rstrip(),
             amount=write_amount(kept),
             convention=CONVENTION,
             short="\n".join(write_short(kept)).rstrip(),
-            pictures="\n\n".join(write_pictures(kept)),
+            pictures="\n\n".join(_pictures(kept)),
         )
     ]
     lines += [
@@ -121,7 +130,7 @@ def pages() -> dict[str, str]:
         "",
         *write_questions(kept),
         _untested(kept),
-        DECISIONS + "\n".join(write_decisions()),
+        DECISIONS + "\n".join(_decisions()),
         FULL,
     ]
     tables = [
@@ -143,6 +152,112 @@ def pages() -> dict[str, str]:
         "docs/results-tables.md": "\n".join(tables).rstrip() + "\n",
         "README.md": _between(MARKS, "\n".join(["", *write_worth(kept)]), (ROOT / "README.md").read_text()),
     }
+
+
+def _pictures(kept: Kept) -> Iterator[str]:
+    """Show AUROC set by set, for each setting."""
+    for title, by_name in kept.items():
+        if picture_of(title).exists() and summary_of(by_name):
+            where = f"results/{BUDGET[title]}/{picture_of(title).name}"
+            yield f"![{title}: AUROC of energy, set by set, plain training and SPCP]({where})"
+
+
+def _settings(kept: Kept) -> Iterator[str]:
+    """Say what was trained and tested in each setting."""
+    data = {
+        "Digits": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
+        "noise (far). Plain energy is upside down there on far sets, which truncation repairs in part",
+        "CIFAR-10": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), by OpenOOD's "
+        f"lists; {PARTS}",
+        "CIFAR-100": "400 of the 500 training images of each class of CIFAR-100, against CIFAR-10 and TinyImageNet "
+        "(near), and the same far sets",
+    }
+    run: dict[str, tuple[Outcome, float]] = {}  # with the accuracy of the plain network
+    for title, budget in BUDGET.items():
+        summary = summary_of(kept[title])
+        if summary is None:
+            yield f"- **{title}** (`--budget {budget}`): not run with the network that the budget has now."
+            continue
+        outcome, arms = summary
+        run[title] = outcome, cell_of(outcome, next(iter(arms)), "id", "ACC").mean
+        missing = f" {outcome.about['missing']}" if "missing" in outcome.about else ""
+        yield f"- **{title}** (`--budget {budget}`): {data[title]}.{missing}"
+    yield ""
+    yield from write_table(
+        [
+            "trained on",
+            "images",
+            "network",
+            "epochs",
+            "plain: training loss",
+            "plain: ACC",
+            "seeds",
+            "chosen",
+            "measured",
+        ],
+        [
+            [
+                title,
+                f"{outcome.about['images']:,}".replace(",", " "),
+                outcome.about["network"] + (f" of width {outcome.about['width']}" if "width" in outcome.about else ""),
+                str(outcome.about["epochs"]),
+                f"{outcome.about['training loss of the plain network']:.3f}",
+                f"{accuracy:.1f}",
+                _seeds(outcome.about["seeds"]),
+                _amount(outcome),
+                f"{outcome.about['date']}, {outcome.about['machine']}",
+            ]
+            for title, (outcome, accuracy) in run.items()
+        ],
+    )
+
+
+def _amount(outcome: Outcome) -> str:
+    """Say which rho_norm was chosen, and how."""
+    facts = outcome.about
+    return f"rho_norm {facts['rho_norm']:g}, {how_chosen(facts)}" if "grid" in facts else ""
+
+
+PARTS = (
+    "Places365 is missing, and there are 10 000 of 70 000 images of MNIST, 6 000 of 26 032 of SVHN and 1 200 of 5 640 "
+    "of Textures (10 of its 47 classes)"
+)
+
+
+def _seeds(count: int) -> str:
+    return f"up to {count}" + ("" if count >= ENOUGH else ", so nothing is tested")
+
+
+DECISIONS = """## Decisions
+
+The tables above rank scores over all thresholds. This is what a detector flags whose threshold is calibrated to flag at
+most 5 % of ID samples: false alarms among ID test samples, and the detection rate on near-OOD and far-OOD sets, in
+percent, mean ± deviation over seeds. *Default* is the library's consensus. [Which detector?](which-detector.md) has
+every score, and `auto`.
+
+"""
+CALIBRATED, FALSE_ALARMS = 2, 3  # where these rates stand in a cell of benchmarks/decide.py
+
+
+def _decisions() -> Iterator[str]:
+    """Write the calibrated rates of energy and of the default, as benchmarks/decide.py measured them."""
+    networks: dict[tuple[str, str], list[Any]] = {}
+    for path in sorted((archive.KEPT / "decide").glob("*/*.json")):
+        networks.setdefault((path.parent.name, path.stem.rpartition("-")[0]), []).append(json.loads(path.read_text()))
+    head = ["data", "network", "seeds", "energy: false alarms", "near", "far", "default: false alarms", "near", "far"]
+    rows = []
+    for (data, network), seeds in networks.items():
+        texts = []
+        for score in ("energy", "default"):
+            for group, place in (("", FALSE_ALARMS), ("near/", CALIBRATED), ("far/", CALIBRATED)):
+                rates = [
+                    [sets[place] for name, sets in seed["cells"][score].items() if name.startswith(group)]
+                    for seed in seeds
+                ]
+                mean, deviation = mean_and_deviation([100 * sum(each) / len(each) for each in rates])
+                texts.append(number_text(mean, deviation if len(seeds) > 1 else None, 1))
+        rows.append([TITLES.get(data, data), network, str(len(seeds)), *texts])
+    yield from write_table(head, rows)
 
 
 def _between(marks: tuple[str, str], text: str, page: str) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from spcp.experiments import Outcome, findings
 from spcp.experiments.catalogue import BOTH_HEADS, PLAIN_HEAD
+from spcp.experiments.findings import count_seeds
 from spcp.metrics import mean_and_deviation
 
-from .archive import MAIN, TITLES, Kept, count_seeds, mean_text, pictures_of, shared_seeds, write_table
+from .archive import MAIN, TITLES, Kept, mean_text, pictures_of, shared_seeds, write_table
 
 FINDINGS = {  # what our additions found, introduced
     "feature-norms": "",

@@ -27,12 +27,10 @@ TITLES = {
     "photos": "Photos",
     "embeddings": "Embeddings",
 }
-SAME = {
+LEFT_OUT = {  # by budget: what has no column, or repeats the numbers of others
     "small": ("cifar100", "imagenet200", "hyperparameters"),
     "cpu": ("imagenet200", "hyperparameters"),
-}  # no columns
-AUROCS = (("near", "AUROC"), ("far", "AUROC"))
-COLUMNS = [(group, metric) for group in ("near", "far") for metric in ("AUROC", "FPR95")]
+}
 Kept = Mapping[str, Mapping[str, Outcome]]  # by setting and name
 
 
@@ -43,10 +41,10 @@ def take_over(folder: Path) -> None:
         kept = KEPT / path.relative_to(folder)
         kept.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(path, kept)
-    for budget in SAME:
+    for budget in LEFT_OUT:
         for path in sorted((folder / budget).glob("*/outcome.json")):
             outcome = Outcome.read(path.read_text())
-            if outcome.name in SAME[budget] or not _current(outcome) or "--only" in outcome.about["command"]:
+            if outcome.name in LEFT_OUT[budget] or not _current(outcome) or "--only" in outcome.about["command"]:
                 continue
             (KEPT / budget).mkdir(parents=True, exist_ok=True)
             shutil.copy(path, KEPT / budget / f"{outcome.name}.json")
@@ -81,7 +79,7 @@ def outcomes() -> Kept:
     for budget, title in (("small", "Digits"), ("cpu", "CIFAR-10")):
         for name in EXPERIMENTS:
             path = KEPT / budget / f"{name}.json"
-            if name not in SAME[budget] and path.exists():
+            if name not in LEFT_OUT[budget] and path.exists():
                 outcome = judged(Outcome.read(path.read_text()))
                 if _current(outcome):
                     kept["CIFAR-100" if name == "cifar100" else title][name] = outcome
@@ -121,11 +119,6 @@ def write_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
         yield from (f"| {' | '.join(head)} |", "|" + "---|" * len(head))
         yield from (f"| {' | '.join(row)} |" for row in rows)
         yield ""
-
-
-def count_seeds(seeds: int) -> str:
-    """Write a number of seeds."""
-    return "one seed" if seeds == 1 else f"{seeds} seeds"
 
 
 def cell_of(outcome: Outcome, row: str, column: str, metric: str) -> Cell:

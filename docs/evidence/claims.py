@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from spcp.experiments import BUDGETS, EXPERIMENTS, Outcome
-from spcp.experiments.catalogue import claims_of
+from spcp.experiments.catalogue import GROUPS, claims_of
+from spcp.experiments.findings import count_seeds
 from spcp.experiments.outcome import ClaimResult, Gain, Support
 
-from .archive import COLUMNS, MAIN, Kept, cell_of, count_seeds, summary_of
+from .archive import MAIN, Kept, cell_of, summary_of
 
 
 def write_claims(kept: Kept, *, ours: bool) -> Iterator[str]:
@@ -107,15 +108,15 @@ def write_means(by_name: Mapping[str, Outcome]) -> Iterator[str]:
     """Write the means that the claims of a setting compare: first what is said to be better, then the other."""
     yield "What the claims compare, where these are few: first what is said to be better, then the other."
     yield ""
-    yield "| claim | " + " | ".join(" ".join(column) for column in COLUMNS) + " | |"
-    yield "|---|" + "---|" * (len(COLUMNS) + 1)
+    yield "| claim | " + " | ".join(" ".join(column) for column in GROUPS) + " | |"
+    yield "|---|" + "---|" * (len(GROUPS) + 1)
     for text, names in (_texts(False) | _texts(True)).items():
         outcome = next((by_name[name] for name in names if name in by_name), None)
         claim = _claim(text, outcome) if outcome is not None else None
         if outcome is None or claim is None or len(claim.gains) > FEW:
             continue
         means = {(gain.column, gain.metric): _against(outcome, gain) for gain in claim.gains}
-        cells = [means.pop(column, "") for column in COLUMNS]
+        cells = [means.pop(column, "") for column in GROUPS]
         rest = "; ".join(f"{' '.join(column)} {mean}" for column, mean in means.items())
         yield f"| {text} | " + " | ".join(cells) + f" | {rest} |"
     yield ""

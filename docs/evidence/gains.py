@@ -5,40 +5,28 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import numpy as np
 
 from spcp.config import rho_norm_for
 from spcp.experiments import Outcome, paper
-from spcp.experiments.catalogue import MAIN_TABLES, Claim
+from spcp.experiments.catalogue import GROUPS, MAIN_TABLES, Claim
+from spcp.experiments.findings import AUROCS, count_seeds
 from spcp.experiments.measures import Values
 from spcp.experiments.outcome import Support, judge
-from spcp.experiments.page import how_chosen, number_text
-from spcp.metrics import mean_and_deviation
+from spcp.experiments.page import number_text
 
 from . import archive
-from .archive import (
-    AUROCS,
-    BUDGET,
-    COLUMNS,
-    MAIN,
-    TITLES,
-    Kept,
-    cell_of,
-    count_seeds,
-    how_taken,
-    picture_of,
-    summary_of,
-    write_table,
-)
+from .archive import MAIN, TITLES, Kept, cell_of, how_taken, summary_of, write_table
 
 WORTH = """The AUROC of energy after plain training, in percent, and the points that SPCP adds; first where plain
 energy is worst on far sets. *Chosen* is the rho_norm that validation data choose, *given* is the paper's value for as
 many classes, or the one that is named. In brackets whether SPCP detects better, by AUROC and FPR95 (photos and
 embeddings: by AUROC) on near and on far sets, as the claims below are judged."""
-PARAMETERS = {"photos": "Photos (fine-tuned EfficientNet-Lite0), rho_norm 0.5"}
-PARAMETERS |= {"embeddings": "Embeddings (a perceptron), rho_norm 0.5"}
+DECIDED = {  # what benchmarks/decide.py measured on data that no experiment has
+    "photos": "Photos (fine-tuned EfficientNet-Lite0), rho_norm 0.5",
+    "embeddings": "Embeddings (a perceptron), rho_norm 0.5",
+}
 Compared = tuple[str, Values, str, str, str]  # name, numbers, and their rows: plain, SPCP chosen, SPCP given
 
 
@@ -87,8 +75,8 @@ def _compared(kept: Kept) -> Iterator[Compared]:
 
 
 def _decided() -> Iterator[Compared]:
-    """Yield what benchmarks/decide.py measured on data that no experiment has."""
-    for data, name in PARAMETERS.items():
+    """Yield photos and embeddings."""
+    for data, name in DECIDED.items():
         values: Values = {}
         for path in sorted((archive.KEPT / "decide" / data).glob("*.json")):
             network, _, seed = path.stem.rpartition("-")
@@ -101,16 +89,14 @@ def _decided() -> Iterator[Compared]:
 
 def _gained(values: Values, plain: str, arm: str) -> str:
     """Write the gain of AUROC over plain training, and whether detection is better."""
-    measures = tuple(measure for measure in COLUMNS if measure in values.get(plain, {}))
+    measures = tuple(measure for measure in GROUPS if measure in values.get(plain, {}))
     result = judge(Claim("", ((arm, plain),), measures), values, {})
     if not result.gains:
         return ""
     means = {gain.column: gain.difference.mean for gain in result.gains if gain.metric == "AUROC"}
-    count = len(result.gains[0].difference.by_seed)
-    verdict = (
-        f"{DETECTS.get(result.support, result.support.value)}, {count} seeds" if result.tested else count_seeds(count)
-    )
-    return f"{', '.join(f'{mean:+.1f} {group}' for group, mean in means.items())} ({verdict})"
+    verdict = f"{DETECTS.get(result.support, result.support.value)}, " if result.tested else ""
+    listed = ", ".join(f"{mean:+.1f} {group}" for group, mean in means.items())
+    return f"{listed} ({verdict}{count_seeds(len(result.gains[0].difference.by_seed))})"
 
 
 DETECTS = {Support.HOLDS: "better", Support.PARTLY: "better in part", Support.FAILS: "worse"}
@@ -126,12 +112,9 @@ def write_amount(kept: Kept) -> str:
     return AMOUNT.format(share=cell.mean) if cell else ""
 
 
-CONVENTION = "FPR95 is OpenOOD's: the share of ID samples that are flagged when 95 % of the OOD samples are."
-
-
 def write_short(kept: Kept) -> Iterator[str]:
     """Write the means of plain training and of SPCP, and the paper's."""
-    columns = [*COLUMNS, ("id", "ACC")]
+    columns = [*GROUPS, ("id", "ACC")]
     rows: list[list[str]] = []
     for title, by_name in kept.items():
         summary = summary_of(by_name)
@@ -171,109 +154,3 @@ def _paper(title: str, method: str, column: str, metric: str) -> paper.Figure:
     figure = paper.group_figure(*key, SETS) if column != "id" else paper.figure(*key)
     assert figure is not None, key
     return figure
-
-
-def write_pictures(kept: Kept) -> Iterator[str]:
-    """Show AUROC set by set, for each setting."""
-    for title, by_name in kept.items():
-        if picture_of(title).exists() and summary_of(by_name):
-            where = f"results/{BUDGET[title]}/{picture_of(title).name}"
-            yield f"![{title}: AUROC of energy, set by set, plain training and SPCP]({where})"
-
-
-def write_settings(kept: Kept) -> Iterator[str]:
-    """Say what was trained and tested in each setting."""
-    data = {
-        "Digits": "the embedded digits (MNIST) against letters and symbols (near), textures, photographs, faces and "
-        "noise (far). Plain energy is upside down there on far sets, which truncation repairs in part",
-        "CIFAR-10": "CIFAR-10 against CIFAR-100 and TinyImageNet (near), MNIST, SVHN and Textures (far), by OpenOOD's "
-        f"lists; {PARTS}",
-        "CIFAR-100": "400 of the 500 training images of each class of CIFAR-100, against CIFAR-10 and TinyImageNet "
-        "(near), and the same far sets",
-    }
-    run: dict[str, tuple[Outcome, float]] = {}  # with the accuracy of the plain network
-    for title, budget in BUDGET.items():
-        summary = summary_of(kept[title])
-        if summary is None:
-            yield f"- **{title}** (`--budget {budget}`): not run with the network that the budget has now."
-            continue
-        outcome, arms = summary
-        run[title] = outcome, cell_of(outcome, next(iter(arms)), "id", "ACC").mean
-        missing = f" {outcome.about['missing']}" if "missing" in outcome.about else ""
-        yield f"- **{title}** (`--budget {budget}`): {data[title]}.{missing}"
-    yield ""
-    yield from write_table(
-        [
-            "trained on",
-            "images",
-            "network",
-            "epochs",
-            "plain: training loss",
-            "plain: ACC",
-            "seeds",
-            "chosen",
-            "measured",
-        ],
-        [
-            [
-                title,
-                f"{outcome.about['images']:,}".replace(",", " "),
-                outcome.about["network"] + (f" of width {outcome.about['width']}" if "width" in outcome.about else ""),
-                str(outcome.about["epochs"]),
-                f"{outcome.about['training loss of the plain network']:.3f}",
-                f"{accuracy:.1f}",
-                _seeds(outcome.about["seeds"]),
-                _amount(outcome),
-                f"{outcome.about['date']}, {outcome.about['machine']}",
-            ]
-            for title, (outcome, accuracy) in run.items()
-        ],
-    )
-
-
-def _amount(outcome: Outcome) -> str:
-    """Say which rho_norm was chosen, and how."""
-    facts = outcome.about
-    return f"rho_norm {facts['rho_norm']:g}, {how_chosen(facts)}" if "grid" in facts else ""
-
-
-PARTS = (
-    "Places365 is missing, and there are 10 000 of 70 000 images of MNIST, 6 000 of 26 032 of SVHN and 1 200 of 5 640 "
-    "of Textures (10 of its 47 classes)"
-)
-
-
-def _seeds(count: int) -> str:
-    return "1, so nothing is tested" if count == 1 else f"up to {count}"
-
-
-DECISIONS = """## Decisions
-
-The tables above rank scores over all thresholds. This is what a detector flags whose threshold is calibrated to flag at
-most 5 % of ID samples: false alarms among ID test samples, and the detection rate on near-OOD and far-OOD sets, in
-percent, mean ± deviation over seeds. *Default* is the library's consensus. [Which detector?](which-detector.md) has
-every score, and `auto`.
-
-"""
-CALIBRATED, FALSE_ALARMS = 2, 3  # where these rates stand in a cell of benchmarks/decide.py
-
-
-def write_decisions() -> Iterator[str]:
-    """Write the calibrated rates of energy and of the default, as benchmarks/decide.py measured them."""
-    networks: dict[tuple[str, str], list[Any]] = {}
-    for path in sorted((archive.KEPT / "decide").glob("*/*.json")):
-        networks.setdefault((path.parent.name, path.stem.rpartition("-")[0]), []).append(json.loads(path.read_text()))
-    head = ["data", "network", "seeds", "energy: false alarms", "near", "far", "default: false alarms", "near", "far"]
-    rows = []
-    for (data, network), seeds in networks.items():
-        texts = []
-        for score in ("energy", "default"):
-            for group, place in (("", FALSE_ALARMS), ("near/", CALIBRATED), ("far/", CALIBRATED)):
-                rates = [
-                    [sets[place] for name, sets in seed["cells"][score].items() if name.startswith(group)]
-                    for seed in seeds
-                ]
-                mean, deviation = mean_and_deviation([100 * sum(each) / len(each) for each in rates])
-                texts.append(number_text(mean, deviation if len(seeds) > 1 else None, 1))
-        rows.append([TITLES.get(data, data), network, str(len(seeds)), *texts])
-    yield from write_table(head, rows)

@@ -214,10 +214,8 @@ def _printed(names: Iterable[str]) -> list[str]:
 
 BOTH, NONE = "truncate:train+infer", "truncate:none"
 TRAIN, INFER = "truncate:train", "truncate:infer"
-POINT: Mapping[str, Any] = {
-    "measures": ACCURACY,
-    "margin": 1.0,
-}  # "preserves": at most one point of accuracy, which is our bound
+# "preserves": at most one point of accuracy, which is our bound
+POINT: Mapping[str, Any] = {"measures": ACCURACY, "margin": 1.0}
 MAIN_CLAIMS = (
     _beats("SPCP detects better than plain training (Energy)", "SPCP", "Energy"),
     _beats(

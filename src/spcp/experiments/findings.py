@@ -59,7 +59,7 @@ def auto(measured: Values) -> tuple[str, ...]:
         points = {name: float(np.mean([*values.values()])) for name, values in gains.items()}
         sentences.append(
             f"{group} sets: its AUROC is {_apart(points['plain'])} plain training and {_apart(points['search'])} the "
-            f"value chosen on validation data ({_seeds(len(gains['search']))})."
+            f"value chosen on validation data ({count_seeds(len(gains['search']))})."
         )
     return tuple(sentences)
 
@@ -86,6 +86,7 @@ def views(measured: Values) -> tuple[str, ...]:
     return tuple(sentences)
 
 
+AUROCS = (("near", "AUROC"), ("far", "AUROC"))
 SCALES = {  # how much is truncated, by the column and metric that say it
     "rho_norm": None,  # asked for
     "the share of all contributions": ("contributions", "truncated %"),
@@ -136,19 +137,16 @@ def curves_of(measured: Values) -> dict[str, Curve]:
         asked = np.array([value for value, _ in values])
         curves[kind] = Curve(
             len(seeds),
-            _mean_over(measured[by_name["plain"]], seeds, *BOTH),
-            _mean_over(auto, seeds, *BOTH) if set(seeds) <= set(auto.get(BOTH[0], {})) else None,
+            _mean_over(measured[by_name["plain"]], seeds, *AUROCS),
+            _mean_over(auto, seeds, *AUROCS) if set(seeds) <= set(auto.get(AUROCS[0], {})) else None,
             asked,
-            np.array([_mean_over(by, seeds, *BOTH) for by in rows]),
+            np.array([_mean_over(by, seeds, *AUROCS) for by in rows]),
             {
                 name: asked if measure is None else np.array([_mean_over(by, seeds, measure) for by in rows])
                 for name, measure in SCALES.items()
             },
         )
     return curves
-
-
-BOTH = (("near", "AUROC"), ("far", "AUROC"))
 
 
 def _mean_over(by: Mapping[Measure, Mapping[int, float]], seeds: Sequence[int], *measures: Measure) -> float:
@@ -223,7 +221,7 @@ def best_amounts(measured: Values) -> str:
     """List the rho_norm with the highest AUROC on the test sets, for each kind of network."""
     return "; ".join(
         f"{kind} {'none' if curve.plain >= curve.auroc.max() else f'{curve.rho_norm[curve.auroc.argmax()]:g}'} "
-        f"({_seeds(curve.seeds)})"
+        f"({count_seeds(curve.seeds)})"
         for kind, curve in curves_of(measured).items()
     )
 
@@ -378,7 +376,9 @@ def lengths(measured: Values) -> tuple[str, ...]:
     """Tell the gain of SPCP at each length of training, over the seeds that both have."""
     return tuple(
         f"{name}, {group} sets, gain of AUROC over plain training: "
-        + ", ".join(f"{np.mean(gains):+.1f} after {epochs} epochs ({_seeds(len(gains))})" for epochs, gains in points)
+        + ", ".join(
+            f"{np.mean(gains):+.1f} after {epochs} epochs ({count_seeds(len(gains))})" for epochs, gains in points
+        )
         + "."
         for (name, group), points in gains_by_length(measured).items()
     )
@@ -396,7 +396,7 @@ def augmentation(measured: Values) -> tuple[str, ...]:
             gains = {group: _gains(measured.get(name + suffix, {}), plain, group) for group in ("near", "far")}
             if all(gains.values()):
                 listed = ", ".join(f"{group} {np.mean([*values.values()]):+.1f}" for group, values in gains.items())
-                told.append(f"{name} {listed} ({_seeds(len(gains['near']))})")
+                told.append(f"{name} {listed} ({count_seeds(len(gains['near']))})")
         loss = np.mean(list(plain["training", "loss"].values()))
         gained = f"; gain of AUROC over plain training: {'; '.join(told)}" if told else ""
         sentences.append(f"{what}: training loss {loss:.3f}{gained}.")
@@ -411,7 +411,8 @@ def _gains(
     return {seed: rows[0][seed] - rows[1][seed] for seed in sorted(rows[0].keys() & rows[1].keys())}
 
 
-def _seeds(count: int) -> str:
+def count_seeds(count: int) -> str:
+    """Write a number of seeds: "one seed", "3 seeds"."""
     return "one seed" if count == 1 else f"{count} seeds"
 
 

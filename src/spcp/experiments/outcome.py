@@ -124,18 +124,19 @@ class ClaimResult:
     @property
     def tally(self) -> str:
         """Write the counts out: "2 better, 0 worse, 3 unclear (1 against)"; without a test "4 of 5 as claimed"."""
-        few = len(self.gains) - len(self.tested)
-        ends = [f"{few} with too few seeds"] * bool(few and self.is_tested) + [f"{self.missing} missing"] * bool(
-            self.missing
-        )
+        as_claimed = sum(gain.difference.mean > -self.margin for gain in self.gains)
+        missing = f", {self.missing} missing" if self.missing else ""
         if not self.is_tested:
-            as_claimed = sum(gain.difference.mean > -self.margin for gain in self.gains)
-            return ", ".join([f"{as_claimed} of {len(self.gains)} as claimed", *ends])
-        against = sum(
-            gain.difference.verdict is Verdict.UNCLEAR and gain.difference.mean < -self.margin for gain in self.tested
+            return f"{as_claimed} of {len(self.gains)} as claimed{missing}"
+        unclear = (gain.difference.mean for gain in self.tested if gain.difference.verdict is Verdict.UNCLEAR)
+        against = sum(mean < -self.margin for mean in unclear)
+        few = len(self.gains) - len(self.tested)
+        return (
+            ", ".join(f"{count} {verdict.value}" for verdict, count in self.counts.items())
+            + (f" ({against} against)" if against else "")
+            + (f", {few} with too few seeds" if few else "")
+            + missing
         )
-        counts = ", ".join(f"{count} {verdict.value}" for verdict, count in self.counts.items())
-        return ", ".join([counts + (f" ({against} against)" if against else ""), *ends])
 
     @property
     def is_tested(self) -> bool:

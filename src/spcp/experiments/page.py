@@ -8,6 +8,7 @@ from typing import Any
 
 from ..report import page
 from ..report.figures import Drawn
+from .findings import count_seeds
 from .measures import GROUPS, Measure
 from .outcome import POINTS, Cell, Gain, Outcome
 
@@ -122,7 +123,7 @@ def how_chosen(facts: Mapping[str, Any]) -> str:
     if len(facts["grid"]) == 1:
         return "the only value trained so far"
     seeds = facts.get("chosen on seeds")
-    of = "" if seeds is None else " of one seed" if seeds == 1 else f" of {seeds} seeds"
+    of = "" if seeds is None else f" of {count_seeds(seeds)}"
     return f"chosen on validation data{of} among {', '.join(f'{value:g}' for value in facts['grid'])}"
 
 
